@@ -1,0 +1,1 @@
+"""The agent: the only part that touches a sandbox's processes and files. Needs grpcio and protobuf and nothing else."""
