@@ -1,0 +1,83 @@
+# One command for each thing a person does with a clone. Everything lands in .venv; nothing else is touched.
+#
+#   make demo      install, then show the whole road: gateway, sandbox, commands, files
+#   make install   the gateway alone, editable: .venv/bin/sandgate
+#   make test      lint, then every test
+#   make lint      format, lint, types, generated code, the contract in protos/
+#   make bench     latencies and throughput as ratios to a baseline of the same run
+#
+# PYTHON=/path/to/python3 chooses the interpreter of .venv; TESTS="..." narrows `make test` to what pytest should get.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROJECTS := pyproject.toml plugins/process/pyproject.toml
+EDITABLE := -e . -e plugins/process
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+
+# The system's own python3 first: a newer one beside it may lack its venv module.
+PYTHON ?=
+CANDIDATES = $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
+recent_enough = $(shell $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(1))
+can_make_venv = $(shell $(1) -c 'import ensurepip, venv' >/dev/null 2>&1 && echo $(1))
+RECENT = $(strip $(foreach each,$(CANDIDATES),$(call recent_enough,$(each))))
+USABLE = $(strip $(foreach each,$(RECENT),$(call can_make_venv,$(each))))
+# $(error) and not a failing recipe: it ends with one line.
+CHOSEN = $(or $(firstword $(USABLE)),$(if $(RECENT),\
+	$(error needs python3-venv: apt-get install python3-venv),\
+	$(error needs Python 3.11 or newer (tried: $(CANDIDATES)): apt-get install python3 python3-venv, or give PYTHON=/path/to/python3)))
+
+# Every worker of the suite runs a gateway of its own; beyond a handful they only crowd each other.
+WORKERS ?= auto
+TESTS ?=
+BENCH ?=
+
+.PHONY: install demo test lint bench released clean
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.demo
+	@$(BIN)/sandgate demo
+
+test: lint
+	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup $(TESTS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python protos/generate.py --check
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/released.binpb
+
+bench: $(VENV)/.dev
+	PYTHONPATH=tests/support $(BIN)/python -m bench $(BENCH)
+
+# At a release, and only then: what `make lint` compares the contract with from now on.
+released: $(VENV)/.dev
+	$(BIN)/buf build --exclude-source-info -o protos/released.binpb
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# One pip call for each stamp: pip sees all that is wanted together and resolves once.
+$(VENV)/.installed: $(VENV)/.made $(PROJECTS)
+	@echo "Installing sandgate into $(VENV)"
+	@$(PIP) $(EDITABLE)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made $(PROJECTS)
+	@echo "Installing sandgate and the E2B SDK into $(VENV)"
+	@$(PIP) $(EDITABLE) --group demo
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.dev: $(VENV)/.made $(PROJECTS)
+	@echo "Installing sandgate and its development tools into $(VENV)"
+	@$(PIP) $(EDITABLE) --group dev
+	@touch $@ $(VENV)/.installed $(VENV)/.demo
+
+# A pip older than 25.1, as stable distributions carry it, does not know --group. The stamp, and not the interpreter,
+# says that .venv is whole: an interrupted first try is made anew.
+$(VENV)/.made:
+	@$(CHOSEN) -m venv --clear $(VENV)
+	@$(PIP) 'pip>=25.1'
+	@touch $@

@@ -1,0 +1,270 @@
+// What a first-time user does, with the JavaScript SDK. One line of JSON for each step, read by test_journey.py.
+//
+// Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+import assert from 'node:assert/strict'
+import { randomUUID } from 'node:crypto'
+import * as e2b from 'e2b'
+
+const { Sandbox } = e2b
+const MARK = randomUUID()
+const METADATA = { journey: MARK, 'é &': 'a=b' }
+
+// A failed step is told and the journey goes on, so that one fault does not hide the next.
+async function step(name, body) {
+  try {
+    const value = await body()
+    console.log(JSON.stringify({ step: name, ok: true }))
+    return value
+  } catch (error) {
+    console.log(JSON.stringify({ step: name, ok: false, error: `${error.stack ?? error}` }))
+  }
+}
+
+// Exactly this class, not a relative of it.
+async function raises(name, call, ...texts) {
+  let caught
+  try {
+    await call()
+  } catch (error) {
+    caught = error
+  }
+  assert(caught, `raised nothing instead of ${name}`)
+  assert.equal(caught.constructor, e2b[name], `raised ${caught.stack ?? caught}`)
+  for (const text of texts) assert(caught.message.includes(text), `${text} is not in ${caught.message}`)
+  return caught
+}
+
+async function listed(metadata) {
+  return (await Sandbox.list({ query: { metadata } }).nextItems()).map((item) => item.sandboxId)
+}
+
+async function remaining(sandbox) {
+  return ((await sandbox.getInfo()).endAt.getTime() - Date.now()) / 1000
+}
+
+async function information(sandbox) {
+  await step('get_info', async () => {
+    const info = await sandbox.getInfo()
+    assert.equal(info.sandboxId, sandbox.sandboxId)
+    assert.deepEqual(info.metadata, METADATA)
+    assert.equal(info.state, 'running')
+    const life = (info.endAt.getTime() - info.startedAt.getTime()) / 1000
+    assert(life > 115 && life < 125, `${life}`)
+  })
+  await step('list_by_metadata', async () => {
+    assert.deepEqual(await listed(METADATA), [sandbox.sandboxId])
+    assert.deepEqual(await listed({ journey: 'another' }), [])
+  })
+}
+
+async function commands(sandbox) {
+  await step('run_with_envs_and_cwd', async () => {
+    await sandbox.files.makeDir('place')
+    const options = { envs: { NAME: 'wörld\n$x' }, cwd: 'place' }
+    const result = await sandbox.commands.run('echo "$GREETING $NAME"; pwd', options)
+    assert.equal(result.exitCode, 0)
+    const lines = result.stdout.split('\n')
+    assert.deepEqual(lines.slice(0, 2), ['hello wörld', '$x'])
+    assert(lines[2].endsWith('/place'), lines[2])
+  })
+  await step('envs_last_one_command', async () => {
+    assert.equal((await sandbox.commands.run('echo "$GREETING,$NAME"')).stdout, 'hello,\n')
+  })
+  // The command waits for a file that is written only once its first line has arrived.
+  await step('output_while_running', async () => {
+    const order = []
+    const onStdout = async (text) => {
+      order.push(text)
+      if (text === 'first\n') await sandbox.files.write('go-on', '')
+    }
+    const command = 'echo first; until [ -e go-on ]; do sleep 0.05; done; echo second'
+    const result = await sandbox.commands.run(command, { onStdout, timeoutMs: 40_000 })
+    assert.deepEqual(order, ['first\n', 'second\n'])
+    assert.equal(result.stdout, 'first\nsecond\n')
+  })
+  await step('failing_command', async () => {
+    const error = await raises('CommandExitError', () => sandbox.commands.run('echo out; echo err >&2; exit 3'))
+    assert.deepEqual([error.exitCode, error.stdout, error.stderr], [3, 'out\n', 'err\n'])
+  })
+  await step('death_by_signal', async () => {
+    const error = await raises('CommandExitError', () => sandbox.commands.run('kill -9 $$'))
+    assert.deepEqual([error.exitCode, error.error], [-1, 'signal: killed'])
+  })
+  await step('command_timeout', async () => {
+    const began = Date.now()
+    await raises('TimeoutError', () => sandbox.commands.run('sleep 50', { timeoutMs: 1000 }))
+    assert(Date.now() - began < 20_000)
+    // This SDK also times the stream itself, so its error may come a moment before the gateway's.
+    for (let tries = 0; (await sandbox.commands.list()).length > 0; tries++) {
+      assert(tries < 200, 'the command is still listed')
+      await new Promise((resolve) => setTimeout(resolve, 50))
+    }
+  })
+  await step('missing_cwd', () =>
+    raises('InvalidArgumentError', () => sandbox.commands.run('pwd', { cwd: '/no/such' }), '/no/such')
+  )
+  await step('unknown_user', () =>
+    raises(
+      'AuthenticationError',
+      () => sandbox.commands.run('id', { user: 'nobody-of-this-name' }),
+      'nobody-of-this-name'
+    )
+  )
+}
+
+async function inputAndBackground(sandbox) {
+  await step('stdin', async () => {
+    const options = { background: true, stdin: true, timeoutMs: 40_000 }
+    const handle = await sandbox.commands.run('cat; echo end', options)
+    await sandbox.commands.sendStdin(handle.pid, 'one\n')
+    await sandbox.commands.sendStdin(handle.pid, 'zwö\n')
+    await sandbox.commands.closeStdin(handle.pid)
+    assert.equal((await handle.wait()).stdout, 'one\nzwö\nend\n')
+  })
+  await step('background_and_connect', async () => {
+    const command = 'until [ -e release ]; do sleep 0.05; done; echo released; exit 4'
+    const handle = await sandbox.commands.run(command, { background: true, timeoutMs: 0 })
+    await handle.disconnect()
+    assert.deepEqual((await sandbox.commands.list()).map((item) => item.pid), [handle.pid])
+    const again = await sandbox.commands.connect(handle.pid, { timeoutMs: 40_000 })
+    await sandbox.files.write('release', '')
+    const error = await raises('CommandExitError', () => again.wait())
+    assert.deepEqual([error.exitCode, error.stdout], [4, 'released\n'])
+    assert.deepEqual(await sandbox.commands.list(), [])
+  })
+  await step('background_and_kill', async () => {
+    const handle = await sandbox.commands.run('sleep 300', { background: true, timeoutMs: 0 })
+    assert.equal(await handle.kill(), true)
+    await raises('CommandExitError', () => handle.wait())
+    assert.equal(await sandbox.commands.kill(handle.pid), false)
+  })
+  await step('connect_to_unknown_pid', () => raises('NotFoundError', () => sandbox.commands.connect(999999)))
+}
+
+async function files(sandbox) {
+  await step('write_and_read', async () => {
+    const written = await sandbox.files.write('notes/day one.txt', 'grün\n')
+    assert.equal(written.name, 'day one.txt')
+    assert(written.path.endsWith('/notes/day one.txt'), written.path)
+    assert.equal(await sandbox.files.read('notes/day one.txt'), 'grün\n')
+    assert.equal((await sandbox.commands.run("cat 'notes/day one.txt'")).stdout, 'grün\n')
+  })
+  await step('bytes_and_empty', async () => {
+    const content = Buffer.alloc(256 * 2048, Buffer.from(Array.from({ length: 256 }, (_, index) => index)))
+    await sandbox.files.write('notes/bytes', new Blob([content]))
+    assert(content.equals(await sandbox.files.read('notes/bytes', { format: 'bytes' })))
+    await sandbox.files.write('notes/empty', '')
+    assert.equal(await sandbox.files.read('notes/empty'), '')
+    const pieces = []
+    for await (const piece of await sandbox.files.read('notes/bytes', { format: 'stream' })) pieces.push(piece)
+    assert(content.equals(Buffer.concat(pieces)))
+  })
+  await step('write_several', async () => {
+    const names = ['several/a.txt', 'several/b/ü+%20 \'q".txt']
+    await sandbox.files.write(names.map((name) => ({ path: name, data: name })))
+    for (const name of names) assert.equal(await sandbox.files.read(name), name)
+  })
+  await step('list_files', async () => {
+    const entries = (await sandbox.files.list('several')).map((entry) => [entry.name, entry.type])
+    assert.deepEqual(entries, [['a.txt', 'file'], ['b', 'dir']])
+    assert.equal((await sandbox.files.list('several', { depth: 2 })).length, 3)
+  })
+  await step('file_info', async () => {
+    const info = await sandbox.files.getInfo('notes/day one.txt')
+    assert.deepEqual([info.name, info.type, Number(info.size)], ['day one.txt', 'file', Buffer.byteLength('grün\n')])
+    assert.equal(info.permissions, '-rw-r--r--')
+  })
+  await step('exists', async () => {
+    assert.equal(await sandbox.files.exists('notes/empty'), true)
+    assert.equal(await sandbox.files.exists('notes/none'), false)
+  })
+  await step('rename', async () => {
+    const moved = await sandbox.files.rename('notes/empty', 'notes/renamed')
+    assert(moved.path.endsWith('/notes/renamed'), moved.path)
+    assert.equal(await sandbox.files.exists('notes/empty'), false)
+    assert.equal(await sandbox.files.exists('notes/renamed'), true)
+  })
+  await step('make_dir', async () => {
+    assert.equal(await sandbox.files.makeDir('deep/er/est'), true)
+    assert.equal(await sandbox.files.makeDir('deep/er/est'), false)
+  })
+  await step('remove', async () => {
+    await sandbox.files.remove('deep')
+    assert.equal(await sandbox.files.exists('deep'), false)
+    await sandbox.files.remove('deep')
+  })
+  await step('missing_file', async () => {
+    await raises('FileNotFoundError', () => sandbox.files.read('no/such'))
+    await raises('FileNotFoundError', () => sandbox.files.list('no/such'))
+    await raises('FileNotFoundError', () => sandbox.files.getInfo('no/such'))
+    await raises('FileNotFoundError', () => sandbox.files.rename('no/such', 'other'))
+  })
+  await step('wrong_kind_of_path', async () => {
+    await raises('InvalidArgumentError', () => sandbox.files.read('notes'))
+    await raises('InvalidArgumentError', () => sandbox.files.write('notes', 'x'))
+    await raises('InvalidArgumentError', () => sandbox.files.list('notes/bytes'))
+  })
+}
+
+async function life(sandbox) {
+  await step('is_running', async () => assert.equal(await sandbox.isRunning(), true))
+  await step('set_timeout', async () => {
+    await sandbox.setTimeout(600_000)
+    assert((await remaining(sandbox)) > 500)
+    await sandbox.setTimeout(90_000)
+    assert((await remaining(sandbox)) < 100)
+  })
+  await step('connect', async () => {
+    const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 30_000 })
+    // A running sandbox's end never moves forward by a connect (C42).
+    assert((await remaining(again)) > 50)
+    assert.equal(await again.files.read('notes/day one.txt'), 'grün\n')
+    assert.equal((await again.commands.run('echo again')).stdout, 'again\n')
+  })
+  await step('unknown_template', () => raises('SandboxError', () => Sandbox.create('no-such-template'), '404'))
+  await step('wrong_api_key', () =>
+    raises('AuthenticationError', () => Sandbox.create({ apiKey: `e2b_${'0'.repeat(40)}` }))
+  )
+}
+
+// B16: the waiting call ends at once and says that the sandbox is gone.
+async function killWhileACommandRuns(sandbox) {
+  let started
+  const up = new Promise((resolve) => (started = resolve))
+  const ended = sandbox.commands.run('echo up; sleep 300', { timeoutMs: 0, onStdout: started }).then(
+    () => [undefined, Date.now()],
+    (error) => [error.constructor, Date.now()]
+  )
+  await up
+  const killed = Date.now()
+  assert.equal(await sandbox.kill(), true)
+  const [kind, at] = await ended
+  assert.equal(kind, e2b.TimeoutError)
+  assert(at - killed < 3000, `${at - killed} ms`)
+}
+
+async function end(sandbox) {
+  await step('kill_while_a_command_runs', () => killWhileACommandRuns(sandbox))
+  await step('kill_again', async () => assert.equal(await sandbox.kill(), false))
+  await step('gone_is_not_running', async () => assert.equal(await sandbox.isRunning(), false))
+  await step('gone_for_the_control_plane', async () => {
+    await raises('SandboxNotFoundError', () => sandbox.getInfo())
+    await raises('SandboxNotFoundError', () => sandbox.setTimeout(60_000))
+    await raises('SandboxNotFoundError', () => Sandbox.connect(sandbox.sandboxId))
+  })
+  await step('gone_for_commands', () => raises('SandboxNotFoundError', () => sandbox.commands.run('echo')))
+  await step('gone_for_files', async () => {
+    await raises('TimeoutError', () => sandbox.files.read('notes/bytes'))
+    await raises('TimeoutError', () => sandbox.files.exists('notes'))
+  })
+  await step('gone_from_the_list', async () => assert.deepEqual(await listed({ journey: MARK }), []))
+}
+
+const sandbox = await step('create', async () => {
+  const made = await Sandbox.create({ timeoutMs: 120_000, metadata: METADATA, envs: { GREETING: 'hello' } })
+  assert.match(made.sandboxId, /^[a-z0-9]+$/)
+  return made
+})
+if (sandbox) {
+  for (const part of [information, commands, inputAndBackground, files, life, end]) await part(sandbox)
+}

@@ -1,0 +1,271 @@
+"""What a first-time user does, with the asynchronous Python SDK.
+
+Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+import uuid
+
+from e2b import AsyncSandbox, CommandExitException, SandboxQuery
+from steps import raises, step
+
+GONE = "SandboxNotRunningException"
+MARK = uuid.uuid4().hex
+
+
+async def main() -> None:
+    with step("create"):
+        sandbox = await AsyncSandbox.create(
+            timeout=120, metadata={"journey": MARK, "é &": "a=b"}, envs={"GREETING": "hello"}
+        )
+        assert sandbox.sandbox_id.isalnum()
+    await information(sandbox)
+    await commands(sandbox)
+    await input_and_background(sandbox)
+    await files(sandbox)
+    await life(sandbox)
+    await end(sandbox)
+
+
+async def information(sandbox: AsyncSandbox) -> None:
+    with step("get_info"):
+        info = await sandbox.get_info()
+        assert info.sandbox_id == sandbox.sandbox_id
+        assert info.metadata == {"journey": MARK, "é &": "a=b"}, info.metadata
+        assert info.state.value == "running"
+        assert dt.timedelta(seconds=115) < info.end_at - info.started_at < dt.timedelta(seconds=125)
+    with step("list_by_metadata"):
+        assert await listed({"journey": MARK, "é &": "a=b"}) == [sandbox.sandbox_id]
+        assert await listed({"journey": "another"}) == []
+
+
+async def listed(metadata: dict[str, str]) -> list[str]:
+    return [item.sandbox_id for item in await AsyncSandbox.list(query=SandboxQuery(metadata=metadata)).next_items()]
+
+
+async def commands(sandbox: AsyncSandbox) -> None:
+    with step("run_with_envs_and_cwd"):
+        await sandbox.files.make_dir("place")
+        result = await sandbox.commands.run('echo "$GREETING $NAME"; pwd', envs={"NAME": "wörld\n$x"}, cwd="place")
+        assert result.exit_code == 0
+        greeting, place = result.stdout.removesuffix("\n").rsplit("\n", 1)
+        assert greeting == "hello wörld\n$x", greeting
+        assert place.endswith("/place"), place
+    with step("envs_last_one_command"):
+        assert (await sandbox.commands.run('echo "$GREETING,$NAME"')).stdout == "hello,\n"
+    with step("output_while_running"):
+        await output_while_running(sandbox)
+    with step("failing_command"):
+        with raises("CommandExitException") as caught:
+            await sandbox.commands.run("echo out; echo err >&2; exit 3")
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].stdout, caught[0].stderr) == (3, "out\n", "err\n")
+    with step("death_by_signal"):
+        with raises("CommandExitException") as caught:
+            await sandbox.commands.run("kill -9 $$")
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].error) == (-1, "signal: killed")
+    with step("command_timeout"):
+        began = time.monotonic()
+        with raises("TimeoutException"):
+            await sandbox.commands.run("sleep 50", timeout=1)
+        assert time.monotonic() - began < 20
+        await until_no_command_runs(sandbox)
+    with step("missing_cwd"), raises("InvalidArgumentException", "/no/such"):
+        await sandbox.commands.run("pwd", cwd="/no/such")
+    with step("unknown_user"), raises("AuthenticationException", "nobody-of-this-name"):
+        await sandbox.commands.run("id", user="nobody-of-this-name")
+
+
+async def until_no_command_runs(sandbox: AsyncSandbox) -> None:
+    """This SDK also times the stream itself, so its exception may come a moment before the gateway's."""
+    async with asyncio.timeout(10):
+        while await sandbox.commands.list():  # noqa: ASYNC110: the list is in another process
+            await asyncio.sleep(0.05)
+
+
+async def output_while_running(sandbox: AsyncSandbox) -> None:
+    """The command waits for a file that is written only once its first line has arrived."""
+    order: list[str] = []
+
+    async def on_stdout(text: str) -> None:
+        order.append(text)
+        if text == "first\n":
+            await sandbox.files.write("go-on", "")
+
+    command = "echo first; until [ -e go-on ]; do sleep 0.05; done; echo second"
+    result = await sandbox.commands.run(command, on_stdout=on_stdout, timeout=40)
+    assert order == ["first\n", "second\n"], order
+    assert result.stdout == "first\nsecond\n"
+
+
+async def input_and_background(sandbox: AsyncSandbox) -> None:
+    with step("stdin"):
+        handle = await sandbox.commands.run("cat; echo end", background=True, stdin=True, timeout=40)
+        await sandbox.commands.send_stdin(handle.pid, "one\n")
+        await sandbox.commands.send_stdin(handle.pid, "zwö\n")
+        await sandbox.commands.close_stdin(handle.pid)
+        assert (await handle.wait()).stdout == "one\nzwö\nend\n"
+    with step("background_and_connect"):
+        handle = await sandbox.commands.run(
+            "until [ -e release ]; do sleep 0.05; done; echo released; exit 4", background=True, timeout=0
+        )
+        await handle.disconnect()
+        assert [process.pid for process in await sandbox.commands.list()] == [handle.pid]
+        again = await sandbox.commands.connect(handle.pid, timeout=40)
+        await sandbox.files.write("release", "")
+        with raises("CommandExitException") as caught:
+            await again.wait()
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].stdout) == (4, "released\n")
+        assert await sandbox.commands.list() == []
+    with step("background_and_kill"):
+        handle = await sandbox.commands.run("sleep 300", background=True, timeout=0)
+        assert await handle.kill() is True
+        with raises("CommandExitException"):
+            await handle.wait()
+        assert await sandbox.commands.kill(handle.pid) is False
+    with step("connect_to_unknown_pid"), raises("NotFoundException"):
+        await sandbox.commands.connect(999999)
+
+
+async def files(sandbox: AsyncSandbox) -> None:
+    with step("write_and_read"):
+        written = await sandbox.files.write("notes/day one.txt", "grün\n")
+        assert written.name == "day one.txt"
+        assert written.path.endswith("/notes/day one.txt"), written.path
+        assert await sandbox.files.read("notes/day one.txt") == "grün\n"
+        assert (await sandbox.commands.run("cat 'notes/day one.txt'")).stdout == "grün\n"
+    with step("bytes_and_empty"):
+        content = bytes(range(256)) * 2048
+        await sandbox.files.write("notes/bytes", content)
+        assert await sandbox.files.read("notes/bytes", format="bytes") == content
+        await sandbox.files.write("notes/empty", "")
+        assert await sandbox.files.read("notes/empty") == ""
+        pieces = [piece async for piece in await sandbox.files.read("notes/bytes", format="stream")]
+        assert b"".join(pieces) == content
+    with step("write_several"):
+        names = ["several/a.txt", "several/b/ü+%20 'q\".txt"]
+        await sandbox.files.write_files([{"path": name, "data": name} for name in names])
+        assert [await sandbox.files.read(name) for name in names] == names
+    with step("list_files"):
+        assert [(entry.name, entry.type.value) for entry in await sandbox.files.list("several")] == [
+            ("a.txt", "file"),
+            ("b", "dir"),
+        ]
+        assert len(await sandbox.files.list("several", depth=2)) == 3
+    with step("file_info"):
+        info = await sandbox.files.get_info("notes/day one.txt")
+        assert (info.name, info.type.value, info.size) == ("day one.txt", "file", len("grün\n".encode()))
+        assert info.permissions == "-rw-r--r--", info.permissions
+    with step("exists"):
+        assert await sandbox.files.exists("notes/empty") is True
+        assert await sandbox.files.exists("notes/none") is False
+    with step("rename"):
+        moved = await sandbox.files.rename("notes/empty", "notes/renamed")
+        assert moved.path.endswith("/notes/renamed"), moved.path
+        assert await sandbox.files.exists("notes/empty") is False
+        assert await sandbox.files.exists("notes/renamed") is True
+    with step("make_dir"):
+        assert await sandbox.files.make_dir("deep/er/est") is True
+        assert await sandbox.files.make_dir("deep/er/est") is False
+    with step("remove"):
+        await sandbox.files.remove("deep")
+        assert await sandbox.files.exists("deep") is False
+        await sandbox.files.remove("deep")
+    await missing_files(sandbox)
+
+
+async def missing_files(sandbox: AsyncSandbox) -> None:
+    with step("missing_file"):
+        for call in (sandbox.files.read, sandbox.files.list, sandbox.files.get_info):
+            with raises("FileNotFoundException"):
+                await call("no/such")
+        with raises("FileNotFoundException"):
+            await sandbox.files.rename("no/such", "other")
+    with step("wrong_kind_of_path"):
+        with raises("InvalidArgumentException"):
+            await sandbox.files.read("notes")
+        with raises("InvalidArgumentException"):
+            await sandbox.files.write("notes", "x")
+        with raises("InvalidArgumentException"):
+            await sandbox.files.list("notes/bytes")
+
+
+async def life(sandbox: AsyncSandbox) -> None:
+    with step("is_running"):
+        assert await sandbox.is_running() is True
+    with step("set_timeout"):
+        await sandbox.set_timeout(600)
+        assert await remaining(sandbox) > 500
+        await sandbox.set_timeout(90)
+        assert await remaining(sandbox) < 100
+    with step("connect"):
+        again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=30)
+        # A running sandbox's end never moves forward by a connect (C42).
+        assert await remaining(again) > 50
+        assert await again.files.read("notes/day one.txt") == "grün\n"
+        assert (await again.commands.run("echo again")).stdout == "again\n"
+    with step("unknown_template"), raises("SandboxException", "404"):
+        await AsyncSandbox.create("no-such-template")
+    with step("wrong_api_key"), raises("AuthenticationException"):
+        await AsyncSandbox.create(api_key="e2b_" + "0" * 40)
+
+
+async def remaining(sandbox: AsyncSandbox) -> float:
+    now = dt.datetime.now(dt.UTC)
+    return ((await sandbox.get_info()).end_at - now).total_seconds()
+
+
+async def end(sandbox: AsyncSandbox) -> None:
+    with step("kill_while_a_command_runs"):
+        await kill_while_a_command_runs(sandbox)
+    with step("kill_again"):
+        assert await sandbox.kill() is False
+    with step("gone_is_not_running"):
+        assert await sandbox.is_running() is False
+    with step("gone_for_the_control_plane"):
+        with raises("SandboxNotFoundException"):
+            await sandbox.get_info()
+        with raises("SandboxNotFoundException"):
+            await sandbox.set_timeout(60)
+        with raises("SandboxNotFoundException"):
+            await AsyncSandbox.connect(sandbox.sandbox_id)
+    with step("gone_for_commands"), raises(GONE):
+        await sandbox.commands.run("echo")
+    with step("gone_for_files"):
+        with raises(GONE):
+            await sandbox.files.read("notes/bytes")
+        with raises(GONE):
+            await sandbox.files.exists("notes")
+    with step("gone_from_the_list"):
+        assert await listed({"journey": MARK}) == []
+
+
+async def kill_while_a_command_runs(sandbox: AsyncSandbox) -> None:
+    """B16: the waiting call ends at once and says that the sandbox is gone."""
+    started = asyncio.Event()
+    ended: list[tuple[float, str]] = []
+
+    async def wait_for_command() -> None:
+        try:
+            await sandbox.commands.run("echo up; sleep 300", timeout=0, on_stdout=lambda _: started.set())
+        except Exception as error:
+            ended.append((time.monotonic(), type(error).__name__))
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(wait_for_command())
+        await started.wait()
+        killed = time.monotonic()
+        assert await sandbox.kill() is True
+    assert ended, "the call ended without an exception"
+    assert ended[0][1] == GONE, ended
+    assert ended[0][0] - killed < 3, f"{ended[0][0] - killed} s"
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

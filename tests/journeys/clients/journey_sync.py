@@ -1,0 +1,261 @@
+"""What a first-time user does, with the synchronous Python SDK; the same text for every release of it.
+
+Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+import uuid
+
+from e2b import CommandExitException, Sandbox, SandboxQuery, exceptions
+from steps import raises, step
+
+# Newer releases have a class of its own for a sandbox that is gone in the midst of a call (errors.md 3.5).
+GONE = "SandboxNotRunningException" if hasattr(exceptions, "SandboxNotRunningException") else "TimeoutException"
+MARK = uuid.uuid4().hex
+
+
+def main() -> None:
+    with step("create"):
+        sandbox = Sandbox.create(timeout=120, metadata={"journey": MARK, "é &": "a=b"}, envs={"GREETING": "hello"})
+        assert sandbox.sandbox_id.isalnum()
+    information(sandbox)
+    commands(sandbox)
+    input_and_background(sandbox)
+    files(sandbox)
+    life(sandbox)
+    end(sandbox)
+
+
+def information(sandbox: Sandbox) -> None:
+    with step("get_info"):
+        info = sandbox.get_info()
+        assert info.sandbox_id == sandbox.sandbox_id
+        assert info.metadata == {"journey": MARK, "é &": "a=b"}, info.metadata
+        assert info.state.value == "running"
+        assert dt.timedelta(seconds=115) < info.end_at - info.started_at < dt.timedelta(seconds=125)
+    with step("list_by_metadata"):
+        found = Sandbox.list(query=SandboxQuery(metadata={"journey": MARK, "é &": "a=b"})).next_items()
+        assert [item.sandbox_id for item in found] == [sandbox.sandbox_id]
+        assert Sandbox.list(query=SandboxQuery(metadata={"journey": "another"})).next_items() == []
+
+
+def commands(sandbox: Sandbox) -> None:
+    with step("run_with_envs_and_cwd"):
+        sandbox.files.make_dir("place")
+        result = sandbox.commands.run('echo "$GREETING $NAME"; pwd', envs={"NAME": "wörld\n$x"}, cwd="place")
+        assert result.exit_code == 0
+        greeting, place = result.stdout.removesuffix("\n").rsplit("\n", 1)
+        assert greeting == "hello wörld\n$x", greeting
+        assert place.endswith("/place"), place
+    with step("envs_last_one_command"):
+        assert sandbox.commands.run('echo "$GREETING,$NAME"').stdout == "hello,\n"
+    with step("output_while_running"):
+        output_while_running(sandbox)
+    with step("failing_command"):
+        with raises("CommandExitException") as caught:
+            sandbox.commands.run("echo out; echo err >&2; exit 3")
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].stdout, caught[0].stderr) == (3, "out\n", "err\n")
+    with step("death_by_signal"):
+        with raises("CommandExitException") as caught:
+            sandbox.commands.run("kill -9 $$")
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].error) == (-1, "signal: killed")
+    with step("command_timeout"):
+        began = time.monotonic()
+        with raises("TimeoutException"):
+            sandbox.commands.run("sleep 50", timeout=1)
+        assert time.monotonic() - began < 20
+        assert sandbox.commands.list() == []
+    with step("missing_cwd"), raises("InvalidArgumentException", "/no/such"):
+        sandbox.commands.run("pwd", cwd="/no/such")
+    with step("unknown_user"), raises("AuthenticationException", "nobody-of-this-name"):
+        sandbox.commands.run("id", user="nobody-of-this-name")
+
+
+def output_while_running(sandbox: Sandbox) -> None:
+    """The command waits for a file that is written only once its first line has arrived."""
+    order: list[str] = []
+
+    def on_stdout(text: str) -> None:
+        order.append(text)
+        if text == "first\n":
+            sandbox.files.write("go-on", "")
+
+    command = "echo first; until [ -e go-on ]; do sleep 0.05; done; echo second"
+    result = sandbox.commands.run(command, on_stdout=on_stdout, timeout=40)
+    assert order == ["first\n", "second\n"], order
+    assert result.stdout == "first\nsecond\n"
+
+
+def input_and_background(sandbox: Sandbox) -> None:
+    with step("stdin"):
+        handle = sandbox.commands.run("cat; echo end", background=True, stdin=True, timeout=40)
+        sandbox.commands.send_stdin(handle.pid, "one\n")
+        sandbox.commands.send_stdin(handle.pid, "zwö\n")
+        sandbox.commands.close_stdin(handle.pid)
+        assert handle.wait().stdout == "one\nzwö\nend\n"
+    with step("background_and_connect"):
+        handle = sandbox.commands.run(
+            "until [ -e release ]; do sleep 0.05; done; echo released; exit 4", background=True, timeout=0
+        )
+        handle.disconnect()
+        assert [process.pid for process in sandbox.commands.list()] == [handle.pid]
+        again = sandbox.commands.connect(handle.pid, timeout=40)
+        sandbox.files.write("release", "")
+        with raises("CommandExitException") as caught:
+            again.wait()
+        assert isinstance(caught[0], CommandExitException)
+        assert (caught[0].exit_code, caught[0].stdout) == (4, "released\n")
+        assert sandbox.commands.list() == []
+    with step("background_and_kill"):
+        handle = sandbox.commands.run("sleep 300", background=True, timeout=0)
+        assert handle.kill() is True
+        with raises("CommandExitException"):
+            handle.wait()
+        assert sandbox.commands.kill(handle.pid) is False
+    with step("connect_to_unknown_pid"), raises("NotFoundException"):
+        sandbox.commands.connect(999999)
+
+
+def files(sandbox: Sandbox) -> None:
+    with step("write_and_read"):
+        written = sandbox.files.write("notes/day one.txt", "grün\n")
+        assert written.name == "day one.txt"
+        assert written.path.endswith("/notes/day one.txt"), written.path
+        assert sandbox.files.read("notes/day one.txt") == "grün\n"
+        assert sandbox.commands.run("cat 'notes/day one.txt'").stdout == "grün\n"
+    with step("bytes_and_empty"):
+        content = bytes(range(256)) * 2048
+        sandbox.files.write("notes/bytes", content)
+        assert sandbox.files.read("notes/bytes", format="bytes") == content
+        sandbox.files.write("notes/empty", "")
+        assert sandbox.files.read("notes/empty") == ""
+        assert b"".join(sandbox.files.read("notes/bytes", format="stream")) == content
+    with step("write_several"):
+        names = ["several/a.txt", "several/b/ü+%20 'q\".txt"]
+        sandbox.files.write_files([{"path": name, "data": name} for name in names])
+        assert [sandbox.files.read(name) for name in names] == names
+    with step("list_files"):
+        assert [(entry.name, entry.type.value) for entry in sandbox.files.list("several")] == [
+            ("a.txt", "file"),
+            ("b", "dir"),
+        ]
+        assert len(sandbox.files.list("several", depth=2)) == 3
+    with step("file_info"):
+        info = sandbox.files.get_info("notes/day one.txt")
+        assert (info.name, info.type.value, info.size) == ("day one.txt", "file", len("grün\n".encode()))
+        assert info.permissions == "-rw-r--r--", info.permissions
+    with step("exists"):
+        assert sandbox.files.exists("notes/empty") is True
+        assert sandbox.files.exists("notes/none") is False
+    with step("rename"):
+        moved = sandbox.files.rename("notes/empty", "notes/renamed")
+        assert moved.path.endswith("/notes/renamed"), moved.path
+        assert (sandbox.files.exists("notes/empty"), sandbox.files.exists("notes/renamed")) == (False, True)
+    with step("make_dir"):
+        assert sandbox.files.make_dir("deep/er/est") is True
+        assert sandbox.files.make_dir("deep/er/est") is False
+    with step("remove"):
+        sandbox.files.remove("deep")
+        assert sandbox.files.exists("deep") is False
+        sandbox.files.remove("deep")
+    missing_files(sandbox)
+
+
+def missing_files(sandbox: Sandbox) -> None:
+    with step("missing_file"):
+        for call in (sandbox.files.read, sandbox.files.list, sandbox.files.get_info):
+            with raises("FileNotFoundException"):
+                call("no/such")
+        with raises("FileNotFoundException"):
+            sandbox.files.rename("no/such", "other")
+    with step("wrong_kind_of_path"):
+        with raises("InvalidArgumentException"):
+            sandbox.files.read("notes")
+        with raises("InvalidArgumentException"):
+            sandbox.files.write("notes", "x")
+        with raises("InvalidArgumentException"):
+            sandbox.files.list("notes/bytes")
+
+
+def life(sandbox: Sandbox) -> None:
+    with step("is_running"):
+        assert sandbox.is_running() is True
+    with step("set_timeout"):
+        sandbox.set_timeout(600)
+        assert remaining(sandbox) > 500
+        sandbox.set_timeout(90)
+        assert remaining(sandbox) < 100
+    with step("connect"):
+        again = Sandbox.connect(sandbox.sandbox_id, timeout=30)
+        # A running sandbox's end never moves forward by a connect (C42).
+        assert remaining(again) > 50
+        assert again.files.read("notes/day one.txt") == "grün\n"
+        assert again.commands.run("echo again").stdout == "again\n"
+    with step("unknown_template"), raises("SandboxException", "404"):
+        Sandbox.create("no-such-template")
+    with step("wrong_api_key"), raises("AuthenticationException"):
+        Sandbox.create(api_key="e2b_" + "0" * 40)
+
+
+def remaining(sandbox: Sandbox) -> float:
+    now = dt.datetime.now(dt.UTC)
+    return (sandbox.get_info().end_at - now).total_seconds()
+
+
+def end(sandbox: Sandbox) -> None:
+    with step("kill_while_a_command_runs"):
+        kill_while_a_command_runs(sandbox)
+    with step("kill_again"):
+        assert sandbox.kill() is False
+    with step("gone_is_not_running"):
+        assert sandbox.is_running() is False
+    with step("gone_for_the_control_plane"):
+        with raises("SandboxNotFoundException"):
+            sandbox.get_info()
+        with raises("SandboxNotFoundException"):
+            sandbox.set_timeout(60)
+        with raises("SandboxNotFoundException"):
+            Sandbox.connect(sandbox.sandbox_id)
+    with step("gone_for_commands"), raises(GONE):
+        sandbox.commands.run("echo")
+    with step("gone_for_files"):
+        with raises(GONE):
+            sandbox.files.read("notes/bytes")
+        with raises(GONE):
+            sandbox.files.exists("notes")
+    with step("gone_from_the_list"):
+        assert Sandbox.list(query=SandboxQuery(metadata={"journey": MARK})).next_items() == []
+
+
+def kill_while_a_command_runs(sandbox: Sandbox) -> None:
+    """B16: the waiting call ends at once and says that the sandbox is gone."""
+    started = threading.Event()
+    ended: list[tuple[float, str]] = []
+
+    def wait_for_command() -> None:
+        try:
+            sandbox.commands.run("echo up; sleep 300", timeout=0, on_stdout=lambda _: started.set())
+        except Exception as error:
+            ended.append((time.monotonic(), type(error).__name__))
+        else:
+            ended.append((time.monotonic(), "no exception"))
+
+    waiting = threading.Thread(target=wait_for_command, daemon=True)
+    waiting.start()
+    assert started.wait(30)
+    killed = time.monotonic()
+    assert sandbox.kill() is True
+    waiting.join(30)
+    assert ended, "the call still waits"
+    assert ended[0][1] == GONE, ended
+    assert ended[0][0] - killed < 3, f"{ended[0][0] - killed} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a gateway left on the machine: processes, sockets and sandboxes that still belong to its state directory.
+
+A process belongs to it when its command line or environment names the directory, or when one of its mounts comes from
+there: that is how a process inside a sandbox, which sees neither, is found.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["processes_of", "remains_of", "sandboxes_of"]
+
+_SANDBOX_ID = re.compile(r"i[a-z0-9]{20}")
+
+
+def remains_of(state_dir: Path) -> list[str]:
+    """One line for each thing that should be gone once a gateway has ended that keeps nothing."""
+    return [
+        *(f"process {pid}: {command}" for pid, command in processes_of(state_dir).items()),
+        *(f"socket {path}" for path in _sockets_below(state_dir)),
+        *(f"sandbox folder {path}" for path in sandboxes_of(state_dir)),
+    ]
+
+
+def processes_of(state_dir: Path) -> dict[int, str]:
+    """Command lines of the live processes that belong to ``state_dir``, by pid."""
+    marker = str(state_dir).encode()
+    return {pid: command for pid, command in _processes() if any(marker in text for text in _traces(pid))}
+
+
+def sandboxes_of(state_dir: Path) -> list[Path]:
+    """Folders that carry a sandbox's id."""
+    return [path for path in _below(state_dir) if _SANDBOX_ID.fullmatch(path.name)]
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        command = _read(folder / "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+        # Empty: a zombie, or a thread of the kernel.
+        if command:
+            yield int(folder.name), command
+
+
+def _traces(pid: int) -> Iterator[bytes]:
+    for name in ("cmdline", "environ", "mountinfo"):
+        yield _read(Path("/proc") / str(pid) / name)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        # Gone meanwhile, or another user's.
+        return b""
+
+
+def _sockets_below(folder: Path) -> list[Path]:
+    return [path for path in _below(folder) if stat.S_ISSOCK(path.lstat().st_mode)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Everything below ``folder`` but what is inside a sandbox's own root, which may be large and oddly named."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        yield path
+        if path.is_dir() and not path.is_symlink() and path.name != "rootfs":
+            yield from _below(path)
