@@ -2,7 +2,7 @@
 
 The status code carries the kind, the status details the message, and trailing metadata what a code cannot say::
 
-    error-reason   the class, for those that share a code with their parent
+    error-reason   the class, for those that share a code with their parent or with gRPC itself
     error-code     the published slug
     retry-after    seconds
     should-retry   true | false
@@ -59,8 +59,10 @@ _KINDS: dict[grpc.StatusCode, type[SandgateError]] = {
     **{code: cls for cls, code in _CODES.items()},
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
 }
-# Classes that share their parent's code travel by name.
+# Classes that share their parent's code travel by name. Unavailable does too, so that a caller can tell it from the
+# UNAVAILABLE that gRPC itself makes of a broken connection.
 _REASONS: dict[str, type[SandgateError]] = {
+    "unavailable": Unavailable,
     "capability_missing": CapabilityMissing,
     "sandbox_not_found": SandboxNotFound,
     "no_space": NoSpace,

@@ -1,0 +1,143 @@
+"""The edge's channels to the agents of sandboxes.
+
+A channel is kept for the next request to the same sandbox: a new one costs more than the whole call. Their number is
+bounded; the one that was idle longest goes first, and one in use never. Where an agent cannot be reached directly the
+target is the core, whose relay wants other credentials (docs/architecture.md, metadata).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sandgate_api.agent.v1 import agent_pb2_grpc
+from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2_grpc
+from sandgate_edge.core_client import Located
+from sandgate_errors import SandgateError
+from sandgate_errors.grpc import from_status
+
+__all__ = ["Agents", "error_of"]
+
+_MAX_CHANNELS = 1024
+# Room for what surrounds the largest payload: field tags, a second field, framing.
+_SLACK_BYTES = 1024 * 1024
+
+
+class Agents:
+    """Stubs for the agent of a located sandbox. ``relay`` is the core's target, ``internal_token`` what its relay wants."""
+
+    def __init__(
+        self, *, max_rpc_bytes: int, relay: str = "", internal_token: str = "", max_channels: int = _MAX_CHANNELS
+    ) -> None:
+        self._relay = relay
+        self._internal_token = internal_token
+        self._max_channels = max_channels
+        self._lines: OrderedDict[str, _Line] = OrderedDict()
+        self._options = (
+            ("grpc.max_send_message_length", max_rpc_bytes + _SLACK_BYTES),
+            ("grpc.max_receive_message_length", max_rpc_bytes + _SLACK_BYTES),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            # Shared subchannels would let one closed channel's back-off delay another's first call.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+
+    def process(self, located: Located) -> process_pb2_grpc.ProcessAsyncStub:
+        return self._line(located).process
+
+    def filesystem(self, located: Located) -> filesystem_pb2_grpc.FilesystemAsyncStub:
+        return self._line(located).filesystem
+
+    def agent(self, located: Located) -> agent_pb2_grpc.AgentAsyncStub:
+        return self._line(located).agent
+
+    def metadata(
+        self,
+        located: Located,
+        *,
+        request_id: str,
+        acting_user: str | None = None,
+        timeout_ms: int | None = None,
+        keepalive: int | None = None,
+    ) -> tuple[tuple[str, str | bytes], ...]:
+        """The metadata of a call to the agent; None leaves a key out."""
+        pairs: list[tuple[str, str | bytes]] = [("request-id", request_id)]
+        if located.agent_target == self._relay:
+            # Never to an agent: the internal token opens every sandbox, and an agent is in the hands of its sandbox.
+            pairs += [("sandbox-id", located.sandbox.id), ("internal-token", self._internal_token)]
+        else:
+            pairs.append(("agent-token", located.agent_token))
+        if acting_user is not None:
+            pairs.append(("acting-user-bin", acting_user.encode()))
+        if timeout_ms is not None:
+            pairs.append(("timeout-ms", str(timeout_ms)))
+        if keepalive is not None:
+            pairs.append(("keepalive-interval", str(keepalive)))
+        return tuple(pairs)
+
+    async def forget(self, located: Located) -> None:
+        """Closes the channel of an agent that is gone; calls still on it end."""
+        if located.agent_target != self._relay and (line := self._lines.pop(located.agent_target, None)) is not None:
+            await line.channel.close()
+
+    async def close(self) -> None:
+        while self._lines:
+            _, line = self._lines.popitem()
+            await line.channel.close()
+
+    def _line(self, located: Located) -> _Line:
+        line = self._lines.get(located.agent_target)
+        if line is None:
+            self._make_room()
+            line = self._lines[located.agent_target] = _Line(located.agent_target, self._options)
+        else:
+            self._lines.move_to_end(located.agent_target)
+        return line
+
+    def _make_room(self) -> None:
+        if len(self._lines) < self._max_channels:
+            return
+        idle = next((target for target, line in self._lines.items() if line.calls == 0), None)
+        if idle is not None:
+            # Dropped, not awaited: nothing runs on it, and the last reference closes it.
+            del self._lines[idle]
+
+
+class _Line:
+    """One channel, its stubs, and the number of calls on it."""
+
+    def __init__(self, target: str, options: tuple[tuple[str, int], ...]) -> None:
+        self.calls = 0
+        self.channel = grpc.aio.insecure_channel(target, options=options)
+        self.process: process_pb2_grpc.ProcessAsyncStub = self._counted(process_pb2_grpc.ProcessStub(self.channel))
+        self.filesystem: filesystem_pb2_grpc.FilesystemAsyncStub = self._counted(
+            filesystem_pb2_grpc.FilesystemStub(self.channel)
+        )
+        self.agent: agent_pb2_grpc.AgentAsyncStub = self._counted(agent_pb2_grpc.AgentStub(self.channel))
+
+    def _counted(self, stub: Any) -> Any:
+        for name, method in vars(stub).items():
+            setattr(stub, name, self._counting(method))
+        return stub
+
+    def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            call = method(*args, **kwargs)
+            self.calls += 1
+            call.add_done_callback(self._ended)
+            return call
+
+        return begin
+
+    def _ended(self, _call: object) -> None:
+        self.calls -= 1
+
+
+def error_of(error: grpc.aio.AioRpcError) -> SandgateError:
+    """What the agent raised. A broken connection is not among it: ``routing.lost`` finds out what that means."""
+    return from_status(error.code(), error.details() or "", error.trailing_metadata())

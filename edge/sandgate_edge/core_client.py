@@ -1,0 +1,165 @@
+"""The edge's caller of the core: lifecycle on behalf of an API key, and ``Locate`` for the data plane.
+
+Messages stay protobuf here: REST and RPC modules turn them into what their clients read. Every method raises errors of
+``sandgate_errors``. Specified by ``sandgate_api/core/v1/sandboxes.proto`` and the metadata table of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_errors import SandboxNotFound, SandgateError, Unauthenticated, Unavailable
+from sandgate_errors.grpc import from_status
+
+__all__ = ["CoreClient", "Located"]
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+# A core that is being restarted is back within about a second; clients should not notice, and not wait for ever either.
+_READY_SECONDS = 10.0
+# More than the core takes for anything (a create is bounded at about 70 s), so it only ends calls to a core that hangs.
+_CALL_SECONDS = 120.0
+# The core takes any message that a request body of 16 MiB can become.
+_MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", -1),
+    # The default back-off grows to two minutes: a core that is up again would be taken for dead.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """Where a running sandbox is, as of one ``Locate``; holds for one request."""
+
+    sandbox: sandboxes_pb2.Sandbox
+    """``access_token`` is empty when the sandbox is not secured."""
+    agent_target: str
+    agent_token: str
+
+
+class CoreClient:
+    """One per edge process."""
+
+    def __init__(self, target: str, internal_token: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._sandboxes: sandboxes_pb2_grpc.SandboxServiceAsyncStub = sandboxes_pb2_grpc.SandboxServiceStub(
+            self._channel
+        )
+        self._internal_token = internal_token
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def create(
+        self, request: sandboxes_pb2.CreateRequest, *, api_key: str, request_id: str
+    ) -> sandboxes_pb2.Sandbox:
+        reply = await self._call(self._sandboxes.Create, request, _on_behalf(api_key, request_id))
+        return reply.sandbox
+
+    async def get(self, sandbox_id: str, *, api_key: str, request_id: str) -> sandboxes_pb2.Sandbox:
+        request = sandboxes_pb2.GetRequest(id=sandbox_id)
+        reply = await self._read(self._sandboxes.Get, request, _on_behalf(api_key, request_id))
+        return reply.sandbox
+
+    async def list(
+        self, request: sandboxes_pb2.ListRequest, *, api_key: str, request_id: str
+    ) -> sandboxes_pb2.ListResponse:
+        return await self._read(self._sandboxes.List, request, _on_behalf(api_key, request_id))
+
+    async def kill(self, sandbox_id: str, *, api_key: str, request_id: str) -> None:
+        request = sandboxes_pb2.KillRequest(id=sandbox_id)
+        await self._call(self._sandboxes.Kill, request, _on_behalf(api_key, request_id))
+
+    async def set_timeout(
+        self, sandbox_id: str, *, timeout: float, extend_only: bool, api_key: str, request_id: str
+    ) -> None:
+        request = sandboxes_pb2.SetTimeoutRequest(id=sandbox_id, timeout=_duration(timeout), extend_only=extend_only)
+        await self._call(self._sandboxes.SetTimeout, request, _on_behalf(api_key, request_id))
+
+    async def connect(
+        self, sandbox_id: str, *, timeout: float, api_key: str, request_id: str
+    ) -> sandboxes_pb2.ConnectResponse:
+        request = sandboxes_pb2.ConnectRequest(id=sandbox_id, timeout=_duration(timeout))
+        return await self._call(self._sandboxes.Connect, request, _on_behalf(api_key, request_id))
+
+    async def locate(self, sandbox_id: str, *, request_id: str) -> Located:
+        """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist or is not to be woken."""
+        request = sandboxes_pb2.LocateRequest(id=sandbox_id)
+        metadata = (("internal-token", self._internal_token), ("request-id", request_id))
+        reply = await self._read(self._sandboxes.Locate, request, metadata)
+        if not reply.HasField("agent"):
+            raise SandboxNotFound.of(sandbox_id)
+        return Located(sandbox=reply.sandbox, agent_target=reply.agent.target, agent_token=reply.agent.token)
+
+    async def _read(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, metadata: Metadata
+    ) -> Reply:
+        """A call without effect: when the core goes away in the middle, it is asked a second time."""
+        await self._ready()
+        try:
+            return await method(request, metadata=metadata, timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if not _is_of_transport(error):
+                raise _error_of(error) from error
+        return await self._call(method, request, metadata)
+
+    async def _call(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, metadata: Metadata
+    ) -> Reply:
+        await self._ready()
+        try:
+            return await method(request, metadata=metadata, timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error) from error
+
+    async def _ready(self) -> None:
+        """Waits out a restart of the core. Calls are not queued in gRPC, whose queue would wait as long as the call."""
+        if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+            return
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), _READY_SECONDS)
+        except TimeoutError:
+            raise _no_answer() from None
+
+
+def _is_of_transport(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself made the error: what the core raises as UNAVAILABLE carries a reason."""
+    trailers = error.trailing_metadata() or ()
+    return error.code() is grpc.StatusCode.UNAVAILABLE and all(key != "error-reason" for key, _ in trailers)
+
+
+def _error_of(error: grpc.aio.AioRpcError) -> SandgateError:
+    if _is_of_transport(error):
+        # Its text names sockets and paths of the gateway's machine.
+        return _no_answer()
+    return from_status(error.code(), error.details() or "", error.trailing_metadata())
+
+
+def _no_answer() -> Unavailable:
+    return Unavailable("the gateway's core does not answer, try again", retry_after=1)
+
+
+def _on_behalf(api_key: str, request_id: str) -> Metadata:
+    if not (api_key.isascii() and api_key.isprintable()):
+        # gRPC metadata cannot carry it, so no key of ours can look like this.
+        raise Unauthenticated("the API key is not valid")
+    return (("api-key", api_key), ("request-id", request_id))
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1_000_000_000))
+    return duration

@@ -1,0 +1,27 @@
+"""Names under which the application holds its long-lived parts, and under which a request carries what was found out.
+
+They stand apart from ``app.py`` so that handlers need not import the application they are part of.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from sandgate_edge.agents import Agents
+from sandgate_edge.core_client import CoreClient
+from sandgate_edge.settings import Settings
+
+__all__ = ["AGENTS", "CORE", "REQUEST_ID", "SANDBOX_ID", "SETTINGS", "STREAMS"]
+
+CORE: Final = web.AppKey("core", CoreClient)
+AGENTS: Final = web.AppKey("agents", Agents)
+SETTINGS: Final = web.AppKey("settings", Settings)
+STREAMS: Final = web.AppKey("streams", set[web.Request])
+"""Requests whose answer has no end of its own; a stopping edge resets them instead of waiting."""
+
+REQUEST_ID: Final = "request_id"
+"""Request key: one id for one request, in every log line about it. Set by the outermost middleware."""
+SANDBOX_ID: Final = "sandbox_id"
+"""Request key: the sandbox a request is about, for the log; absent when it names none."""

@@ -1,0 +1,201 @@
+"""From a request of the data plane to the sandbox it is for: which one, is it there, may this caller.
+
+A sandbox is named by host (``<port>-<id>.<domain>``) or by headers (``E2b-Sandbox-Id`` with ``E2b-Sandbox-Port``); the
+host wins, because it is what a user's own traffic is addressed by. Behaviour rules R1 to R4, R13, R14 and S1 to S3.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import socket
+import struct
+
+import grpc
+import grpc.aio
+from aiohttp import web
+
+from sandgate_edge.agents import error_of
+from sandgate_edge.core_client import Located
+from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS
+from sandgate_errors import (
+    InvalidArgument,
+    SandboxNotFound,
+    SandboxUnreachable,
+    SandgateError,
+    Unauthenticated,
+    Unimplemented,
+)
+
+__all__ = [
+    "AGENT_PORT",
+    "PortClosed",
+    "SandboxGone",
+    "admit",
+    "check_access_token",
+    "cut",
+    "locate",
+    "lost",
+    "sandbox_id_of",
+]
+
+AGENT_PORT = 49983
+_ID_HEADER = "E2b-Sandbox-Id"
+_PORT_HEADER = "E2b-Sandbox-Port"
+_TOKEN_HEADER = "X-Access-Token"  # noqa: S105 - the name of a header
+
+# `id` or `id-clientID` (C4); only the first part says which sandbox.
+_NAME = re.compile(r"(?P<id>[a-z0-9]{1,64})(?:-[a-z0-9]{1,64})?", re.ASCII)
+_HOST_LABEL = re.compile(r"(?P<port>[0-9]+)-(?P<name>.+)", re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+# Zero seconds of linger: closing discards what is queued and sends a reset.
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+class SandboxGone(SandboxNotFound):
+    """The data plane's form of a missing sandbox: clients learn it by status 502 and a fixed text (R4)."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        super().__init__("The sandbox was not found")
+        self.sandbox_id = sandbox_id
+
+
+class PortClosed(SandboxUnreachable):
+    """The sandbox runs, and what should listen there does not answer: status 502 and a fixed text (R5)."""
+
+    def __init__(self, sandbox_id: str, port: int) -> None:
+        super().__init__("The sandbox is running but port is not open")
+        self.sandbox_id = sandbox_id
+        self.port = port
+
+
+def sandbox_id_of(request: web.Request) -> tuple[str, int] | None:
+    """The sandbox and port that a request names, or None when it names none. Raises InvalidArgument (R3)."""
+    domain = request.app[SETTINGS].domain
+    host = _host_of(request)
+    if (named := _named_by_host(host, domain)) is not None:
+        return named
+    sandbox, port = request.headers.get(_ID_HEADER), request.headers.get(_PORT_HEADER)
+    if sandbox is None and port is None:
+        return None
+    if sandbox is None or port is None:
+        raise InvalidArgument(f"{_ID_HEADER} and {_PORT_HEADER} must be sent together")
+    if not _takes_headers(host, domain):
+        raise InvalidArgument(f"a sandbox cannot be named by headers on host '{host[:255]}'")
+    return _sandbox_id(sandbox), _port(port)
+
+
+async def locate(request: web.Request) -> Located:
+    """The agent of the sandbox that the request names. Raises InvalidArgument when it names none, SandboxGone (R4)."""
+    named = sandbox_id_of(request)
+    if named is None:
+        raise InvalidArgument(f"no sandbox named: send {_ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
+    sandbox_id, port = named
+    request[SANDBOX_ID] = sandbox_id
+    if port != AGENT_PORT:
+        raise Unimplemented(f"this gateway version forwards port {AGENT_PORT} only, not {port}")
+    try:
+        return await request.app[CORE].locate(sandbox_id, request_id=request[REQUEST_ID])
+    except SandboxNotFound as error:
+        raise SandboxGone(sandbox_id) from error
+
+
+def check_access_token(request: web.Request, located: Located) -> None:
+    """Raises Unauthenticated unless ``X-Access-Token`` opens this sandbox (S1, S3); an unsecured one is open (S2)."""
+    expected = located.sandbox.access_token
+    if not expected:
+        return
+    given = request.headers.get(_TOKEN_HEADER)
+    if given is None:
+        raise Unauthenticated(f"header {_TOKEN_HEADER} is missing")
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), expected.encode()):
+        raise Unauthenticated(f"the token in header {_TOKEN_HEADER} is not valid for this sandbox")
+
+
+async def admit(request: web.Request) -> Located:
+    """:func:`locate` and :func:`check_access_token`: the way into every agent route but health and files."""
+    located = await locate(request)
+    check_access_token(request, located)
+    return located
+
+
+async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcError) -> SandgateError:
+    """What to tell the client whose call to the agent failed; the caller raises or sends it.
+
+    Only UNAVAILABLE is in doubt: the core knows whether the sandbox is gone. If it is and the answer has begun, the
+    connection is cut, since only a reset makes the SDKs ask for the sandbox's health (R13), which is 502 by now (R14).
+    """
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return error_of(error)
+    try:
+        await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID])
+    except SandboxNotFound:
+        await request.app[AGENTS].forget(located)
+        if request.writer.output_size > 0:
+            cut(request)
+        return SandboxGone(located.sandbox.id)
+    except SandgateError as failure:
+        return failure
+    return PortClosed(located.sandbox.id, AGENT_PORT)
+
+
+def cut(request: web.Request) -> None:
+    """Resets the connection: what is queued is dropped and the peer sees a reset, never an orderly end (R13)."""
+    transport = request.transport
+    if transport is None:
+        return
+    if (sock := transport.get_extra_info("socket")) is not None:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        except OSError:
+            pass  # the peer was faster
+    transport.abort()
+
+
+def _host_of(request: web.Request) -> str:
+    """The host without its port, in lower case."""
+    host = request.headers.get("Host", "").strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, _ = host.partition(":")
+    return name.rstrip(".")
+
+
+def _named_by_host(host: str, domain: str | None) -> tuple[str, int] | None:
+    """The sandbox named by host (R1).
+
+    Without a configured domain any domain will do, and only a label that fits in full counts: there, a host such as
+    ``10-0-0-1.internal`` is the gateway itself.
+    """
+    label, _, rest = host.partition(".")
+    match = _HOST_LABEL.fullmatch(label)
+    if match is None or not rest or (domain is not None and rest != domain.lower()):
+        return None
+    if domain is None and not (_NAME.fullmatch(match["name"]) and match["name"][0].isalpha()):
+        return None
+    return _sandbox_id(match["name"]), _port(match["port"])
+
+
+def _takes_headers(host: str, domain: str | None) -> bool:
+    """Whether a request to this host may name its sandbox by headers (R2)."""
+    if domain is None or host in {"localhost", f"sandbox.{domain.lower()}"}:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _sandbox_id(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise InvalidArgument("a sandbox id has lower-case letters and digits only")
+    return match["id"]
+
+
+def _port(text: str) -> int:
+    if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
+        raise InvalidArgument("a port is a number from 1 to 65535")
+    return int(text)

@@ -1,0 +1,27 @@
+"""The settings line of an edge: one JSON object that the front writes to standard input (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Settings"]
+
+
+class Settings(BaseModel):
+    """What an edge needs to know; an unknown field is an error, so that a misspelt one is never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    core: str
+    """The gRPC target of the core."""
+    internal_token: str = Field(repr=False)
+    """Proves to the core that this is its own edge."""
+    listen_fd: int = Field(ge=0)
+    """A listening socket that this process inherited."""
+    domain: str | None = None
+    """Sandboxes are reached as ``<port>-<id>.<domain>``. None: no wildcard name was set up; see ``routing``."""
+    max_rpc_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """The largest single message of an RPC, after decompression."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
