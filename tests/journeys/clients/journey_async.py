@@ -84,7 +84,7 @@ async def commands(sandbox: AsyncSandbox) -> None:
 async def until_no_command_runs(sandbox: AsyncSandbox) -> None:
     """This SDK also times the stream itself, so its exception may come a moment before the gateway's."""
     async with asyncio.timeout(10):
-        while await sandbox.commands.list():  # noqa: ASYNC110: the list is in another process
+        while await sandbox.commands.list():  # noqa: ASYNC110 - the list is in another process
             await asyncio.sleep(0.05)
 
 

@@ -1,0 +1,124 @@
+"""Imports follow the request: edge, core and agent never import one another (docs/architecture.md).
+
+The source is read and not imported, so that an import inside a function or under TYPE_CHECKING counts too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PACKAGES = {
+    "sandgate": ROOT / "client/sandgate",
+    "sandgate_agent": ROOT / "agent/sandgate_agent",
+    "sandgate_api": ROOT / "protos/gen/sandgate_api",
+    "sandgate_core": ROOT / "core/sandgate_core",
+    "sandgate_edge": ROOT / "edge/sandgate_edge",
+    "sandgate_errors": ROOT / "core/sandgate_errors",
+    "sandgate_plugin_api": ROOT / "plugins/api/sandgate_plugin_api",
+    **{folder.name: folder for folder in (ROOT / "plugins").glob("*/sandgate_plugin_*") if folder.parent.name != "api"},
+}
+PLUGINS = [name for name in PACKAGES if name.startswith("sandgate_plugin_") and name != "sandgate_plugin_api"]
+
+#: Which of our own packages each may import besides itself.
+OWN = {
+    "sandgate": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
+    "sandgate_agent": {"sandgate_api", "sandgate_errors"},
+    "sandgate_api": set(),
+    "sandgate_core": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
+    "sandgate_edge": {"sandgate_api", "sandgate_errors"},
+    "sandgate_errors": set(),
+    "sandgate_plugin_api": {"sandgate_errors"},
+    **{name: {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"} for name in PLUGINS},
+}
+
+#: What a package that goes into every sandbox, or into every plugin author's environment, may import from others.
+FOREIGN = {
+    "sandgate_agent": {"grpc", "grpc_health", "google.protobuf"},
+    "sandgate_api": {"grpc", "google.protobuf"},
+    "sandgate_errors": {"grpc"},
+    # pytest: the suite that every backend passes is part of the contract and is imported by tests only.
+    "sandgate_plugin_api": {"pluggy", "pytest"},
+}
+
+
+def imported_by(file: Path) -> Iterator[str]:
+    """Dotted names of the modules that a file imports, relative imports left out: they stay inside the package."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            # `from google import protobuf` says no less than `import google.protobuf`.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(folder: Path) -> Iterator[tuple[Path, str]]:
+    for file in sorted(folder.rglob("*.py")):
+        yield from ((file.relative_to(ROOT), name) for name in imported_by(file))
+
+
+def is_below(name: str, parents: set[str]) -> bool:
+    return any(name == parent or name.startswith(f"{parent}.") for parent in parents)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_imports_only_the_parts_it_may_know(package: str) -> None:
+    others = PACKAGES.keys() - OWN[package] - {package}
+    wrong = [
+        f"{file} imports {name}" for file, name in imports_of(PACKAGES[package]) if name.partition(".")[0] in others
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_package_with_few_dependencies_keeps_to_them(package: str) -> None:
+    known = FOREIGN[package] | OWN[package] | {package}
+    wrong = [
+        f"{file} imports {name}"
+        for file, name in imports_of(PACKAGES[package])
+        if name.partition(".")[0] not in sys.stdlib_module_names and not is_below(name, known)
+    ]
+    assert wrong == []
+
+
+def test_connect_protocol_needs_no_transport() -> None:
+    """Bytes in, events out: the protocol can be tested without a server and used under another."""
+    forbidden = {"aiohttp", "grpc", "asyncio"}
+    folder = PACKAGES["sandgate_edge"] / "connect"
+    assert folder.is_dir()
+    wrong = [f"{file} imports {name}" for file, name in imports_of(folder) if name.partition(".")[0] in forbidden]
+    assert wrong == []
+
+
+def test_agent_loads_nothing_but_its_dependencies() -> None:
+    """What the source cannot show: the modules that are really there once the agent's server is imported."""
+    program = (
+        "import sys; before = set(sys.modules); import sandgate_agent.server;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name for name in done.stdout.split() if name.lstrip("_") not in sys.stdlib_module_names}
+    allowed = {
+        "sandgate_agent",
+        "sandgate_api",
+        "sandgate_errors",
+        "grpc",
+        "grpc_health",
+        "google",
+        "typing_extensions",
+    }
+    assert {name for name in loaded if not name.startswith("_")} - allowed == set()
+
+
+def test_every_package_is_looked_at() -> None:
+    """A new top-level package must take its place in the rules above."""
+    found = {file.parent.name for file in ROOT.glob("*/sandgate*/__init__.py")}
+    found |= {file.parent.name for file in ROOT.glob("*/*/sandgate*/__init__.py")} - {"sandgate_testing"}
+    assert found == PACKAGES.keys()
