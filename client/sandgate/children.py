@@ -38,6 +38,8 @@ class Kind:
     module: str
     #: Inherited descriptors.
     pass_fds: Sequence[int] = ()
+    #: Shows the operator (``ps e``) which gateway a process belongs to.
+    state_dir: str = ""
     #: Seconds until it is ready.
     ready_within: float
 
@@ -104,9 +106,9 @@ class Child:
     async def _ends_within(self, grace: float, hurry: asyncio.Event | None) -> bool:
         if self._process.returncode is not None:
             return True
-        waits = [asyncio.ensure_future(self._process.wait())]
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._process.wait())]
         if hurry is not None:
-            waits.append(asyncio.ensure_future(_is_set(hurry)))
+            waits.append(asyncio.ensure_future(hurry.wait()))
         try:
             await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -188,20 +190,17 @@ async def _spawn(kind: Kind) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         pass_fds=tuple(kind.pass_fds),
-        env=_environment(),
+        env=_environment(kind),
         # Ctrl-C in a terminal goes to the whole group; the order in which children stop is the front's to choose.
         start_new_session=True,
         limit=_READY_LIMIT,
     )
 
 
-def _environment() -> dict[str, str]:
+def _environment(kind: Kind) -> dict[str, str]:
     """Settings travel by the settings line; the variables hold secrets, and sandboxes without isolation could read them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-
-
-async def _is_set(event: asyncio.Event) -> None:
-    await event.wait()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return {**kept, "SANDGATE_STATE_DIR": kind.state_dir}
 
 
 def _manner(status: int | None) -> str:

@@ -54,7 +54,7 @@ def default_state_dir() -> Path:
 def _no_bool(value: object) -> object:
     # pydantic takes true for 1; `port = true` is a mistake.
     if isinstance(value, bool):
-        raise ValueError("should be a number")
+        raise ValueError("should be a number")  # noqa: TRY004 - pydantic makes its own error of a ValueError only
     return value
 
 

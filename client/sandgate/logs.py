@@ -109,8 +109,8 @@ class _Text:
 
     def __call__(self, event: dict[str, Any]) -> str:
         safe = {printable(str(key)): _safe(key, value) for key, value in event.items()}
-        if isinstance(safe.get("timestamp"), str):
-            safe["timestamp"] = _local_time(safe["timestamp"])
+        if isinstance(stamp := safe.get("timestamp"), str):
+            safe["timestamp"] = _local_time(stamp)
         return str(self._console(None, "", safe))
 
 

@@ -180,13 +180,16 @@ class _Gateway:
 
     async def _start_core(self, readers: asyncio.TaskGroup, *, first_start: bool) -> Child:
         settings = self._plan.core(first_start=first_start)
-        self._core = await Child.start(_CORE, settings, log=self._log, tasks=readers)
+        self._core = await Child.start(self._kind(_CORE), settings, log=self._log, tasks=readers)
         return self._core
 
     async def _start_edge(self, number: int, readers: asyncio.TaskGroup) -> Child:
-        kind = replace(_EDGE, pass_fds=(self._plan.listener.fileno(),))
+        kind = replace(self._kind(_EDGE), pass_fds=(self._plan.listener.fileno(),))
         self._edges[number] = await Child.start(kind, self._plan.edge(), log=self._log, tasks=readers)
         return self._edges[number]
+
+    def _kind(self, kind: Kind) -> Kind:
+        return replace(kind, state_dir=str(self._plan.settings.state_dir))
 
     async def _keep(self, child: Child, again: Callable[[], Coroutine[None, None, Child]]) -> None:
         """Start a child again whenever it ends. Raises Unavailable when it keeps ending."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["LOCK", "SEED", "TOKEN", "locked", "read_private", "secret_of"]
+__all__ = ["LOCK", "SEED", "TOKEN", "check_private", "holder", "locked", "read_private", "secret_of"]
 
 LOCK = "lock"
-TOKEN = "internal.token"
+TOKEN = "internal.token"  # noqa: S105 - a file's name
 SEED = "seed"
 
 _SECRET_BYTES = 32
@@ -48,6 +48,21 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def holder(folder: Path) -> str | None:
+    """The process id of the gateway that holds a state directory now."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
 def _holder(descriptor: int) -> str:
     # Empty for the instant between the other's lock and its note.
     return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "(just starting)"
@@ -58,26 +73,33 @@ def _make_private(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise FailedPrecondition(f"state directory {folder}: {error.strerror}") from error
+    check_private(folder)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def check_private(folder: Path) -> None:
+    """Raises FailedPrecondition when a directory cannot be a state directory of this user.
+
+    One that is open to others may be closed only if it is plainly meant for us: never one that holds other things, as
+    ``/tmp`` does.
+    """
+    try:
         info = folder.stat()
+        names = os.listdir(folder) if stat.S_ISDIR(info.st_mode) and info.st_mode & 0o077 else []
     except OSError as error:
         raise FailedPrecondition(f"state directory {folder}: {error.strerror}") from error
     if not stat.S_ISDIR(info.st_mode):
         raise FailedPrecondition(f"state directory {folder}: not a directory")
     if info.st_uid != os.geteuid():
         raise FailedPrecondition(f"state directory {folder} belongs to user id {info.st_uid}, not to this one")
-    if info.st_mode & 0o077:
-        _close_to_others(folder)
-
-
-def _close_to_others(folder: Path) -> None:
-    """Tighten a directory that is plainly meant for us; never one that holds other things, such as ``/tmp``."""
-    names = os.listdir(folder)
     if names and LOCK not in names:
         raise FailedPrecondition(
             f"state directory {folder} is open to other users and holds other files: choose one of its own, "
             f"or close it with: chmod 700 {folder}"
         )
-    folder.chmod(0o700)
 
 
 def secret_of(folder: Path, name: str) -> str:
