@@ -1,0 +1,85 @@
+"""Documented routes that this gateway does not offer yet: refused by name instead of "not found".
+
+A client must be able to tell a gateway that lacks a feature (501) from one that does not know what was asked for (404);
+``rest.md`` 2 is the list. The key is checked first, like everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from sandgate_edge.rest.credentials import authenticate
+from sandgate_errors import Unimplemented
+
+__all__ = ["ABSENT", "add_absent"]
+
+# A template id may hold a slash, escaped or not (`team/name:tag`, ``rest.md`` 1.6); ids of sandboxes never do.
+_SANDBOX = "/sandboxes/{id}"
+_TEMPLATE = "/templates/{template:.+}"
+
+#: What it is → its methods and paths.
+ABSENT: dict[str, tuple[tuple[str, str], ...]] = {
+    "pausing and resuming": (("POST", f"{_SANDBOX}/pause"), ("POST", f"{_SANDBOX}/resume")),
+    "forking": (("POST", f"{_SANDBOX}/fork"),),
+    "taking snapshots": (("POST", f"{_SANDBOX}/snapshots"), ("GET", "/snapshots")),
+    "reading metrics": (("GET", f"{_SANDBOX}/metrics"), ("GET", "/sandboxes/metrics")),
+    "changing network rules": (("PUT", f"{_SANDBOX}/network"),),
+    "reading logs": (("GET", f"{_SANDBOX}/logs"), ("GET", f"/v2{_SANDBOX}/logs")),
+    "managing templates": (
+        ("GET", "/templates"),
+        ("POST", "/templates"),
+        ("GET", "/default-templates"),
+        ("GET", "/v2/templates"),
+        ("POST", "/v2/templates"),
+        ("POST", "/v3/templates"),
+        ("POST", "/templates/tags"),
+        ("DELETE", "/templates/tags"),
+        ("GET", _TEMPLATE),
+        ("POST", _TEMPLATE),
+        ("PATCH", _TEMPLATE),
+        ("DELETE", _TEMPLATE),
+        ("POST", f"/v2{_TEMPLATE}"),
+        ("PATCH", f"/v2{_TEMPLATE}"),
+    ),
+    "managing volumes": (
+        ("GET", "/volumes"),
+        ("POST", "/volumes"),
+        ("GET", "/volumes/{id}"),
+        ("DELETE", "/volumes/{id}"),
+        ("GET", "/volumecontent/{id}/dir"),
+        ("POST", "/volumecontent/{id}/dir"),
+        ("GET", "/volumecontent/{id}/path"),
+        ("PATCH", "/volumecontent/{id}/path"),
+        ("DELETE", "/volumecontent/{id}/path"),
+        ("GET", "/volumecontent/{id}/file"),
+        ("PUT", "/volumecontent/{id}/file"),
+    ),
+    "managing secrets": (
+        ("GET", "/secrets"),
+        ("POST", "/secrets"),
+        # The name in the path is not escaped by every client, so it may hold a slash.
+        ("GET", "/secrets/{name:.+}"),
+        ("POST", "/secrets/{name:.+}"),
+        ("DELETE", "/secrets/{name:.+}"),
+    ),
+    "listing teams": (("GET", "/teams"),),
+}
+
+
+def add_absent(routes: web.RouteTableDef) -> None:
+    """Put every route of :data:`ABSENT` into a table; before routes with ``/sandboxes/{id}``, which match more."""
+    for what, places in ABSENT.items():
+        for method, path in places:
+            # HEAD comes with GET by itself elsewhere; here the method is said and nothing else is.
+            routes.route(method, path)(_refusing(what))
+
+
+def _refusing(what: str) -> Handler:
+    async def refuse(request: web.Request) -> NoReturn:
+        await authenticate(request)
+        raise Unimplemented(f"{what} is not offered by this gateway version")
+
+    return refuse

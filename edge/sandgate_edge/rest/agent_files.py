@@ -1,0 +1,159 @@
+"""Calls that carry file content between the edge and a sandbox's agent, with what is common to both directions.
+
+A call is always ended when its block is left, so that an agent never keeps a file open for a client that went away, was
+refused, or had enough. The bounded queues of gRPC hold back whichever side is faster; nothing is gathered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from aiohttp import web
+
+from sandgate_api.agent.v1 import agent_pb2
+from sandgate_api.envd.v1 import filesystem_pb2
+from sandgate_edge.core_client import Located
+from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.routing import lost
+from sandgate_errors import Internal, NotFound, SandgateError
+
+__all__ = ["PIECE", "AgentFiles", "Reading", "Writing"]
+
+#: The size of one message. Larger ones gain nothing; smaller ones cost a task switch each.
+PIECE = 256 * 1024
+
+
+@dataclass(frozen=True)
+class AgentFiles:
+    """The files of one sandbox, on behalf of one request and its acting user (None: the default one)."""
+
+    request: web.Request
+    located: Located
+    user: str | None
+
+    @asynccontextmanager
+    async def read(self, message: agent_pb2.ReadFileRequest) -> AsyncIterator[Reading]:
+        """Open a file. Raises what the agent says about the path, before anything is read."""
+        call = self.request.app[AGENTS].agent(self.located).ReadFile(message, metadata=self._metadata())
+        try:
+            try:
+                first = await call.read()
+            except grpc.aio.AioRpcError as error:
+                raise await self.error(error) from error
+            if not isinstance(first, agent_pb2.ReadFileResponse) or first.WhichOneof("part") != "header":
+                raise Internal("the sandbox's agent sent no file header")
+            yield Reading(call=call, header=first.header)
+        finally:
+            call.cancel()
+
+    @asynccontextmanager
+    async def write(self, message: agent_pb2.WriteFileRequest.Header) -> AsyncIterator[Writing]:
+        """Write a file. What arrived stays if the block is left before :meth:`Writing.finish`."""
+        call = self.request.app[AGENTS].agent(self.located).WriteFile(metadata=self._metadata())
+        writing = Writing(call=call)
+        try:
+            await writing.start(message)
+            yield writing
+        except grpc.aio.AioRpcError as error:
+            raise await self.error(error) from error
+        finally:
+            call.cancel()
+
+    async def resolve_existing(self, path: str) -> str | None:
+        """Where a path leads, if there is anything."""
+        stub = self.request.app[AGENTS].filesystem(self.located)
+        try:
+            answer = await stub.Stat(filesystem_pb2.StatRequest(path=path), metadata=self._metadata())
+        except grpc.aio.AioRpcError as error:
+            failure = await self.error(error)
+            if isinstance(failure, NotFound) and error.code() is not grpc.StatusCode.UNAVAILABLE:
+                return None
+            raise failure from error
+        return answer.entry.path
+
+    async def error(self, error: grpc.aio.AioRpcError) -> SandgateError:
+        """What to tell the client; the answer must not have begun."""
+        return await lost(self.request, self.located, error)
+
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        agents = self.request.app[AGENTS]
+        return agents.metadata(self.located, request_id=self.request[REQUEST_ID], acting_user=self.user)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One open file."""
+
+    call: grpc.aio.UnaryStreamCall[agent_pb2.ReadFileRequest, agent_pb2.ReadFileResponse]
+    header: agent_pb2.ReadFileResponse.Header
+
+    async def piece(self) -> bytes:
+        """The next bytes; none at the end of the file. Raises AioRpcError."""
+        while isinstance(message := await self.call.read(), agent_pb2.ReadFileResponse):
+            if message.data:
+                return message.data
+        return b""
+
+    async def start(self, size: int) -> tuple[bytes, bool]:
+        """At least ``size`` bytes from here, and whether that is all there is."""
+        pieces: list[bytes] = []
+        found = 0
+        while found < size:
+            piece = await self.piece()
+            if not piece:
+                return b"".join(pieces), True
+            pieces.append(piece)
+            found += len(piece)
+        return b"".join(pieces), False
+
+
+class Writing:
+    """One file being written; small pieces are put together."""
+
+    def __init__(
+        self, *, call: grpc.aio.StreamUnaryCall[agent_pb2.WriteFileRequest, agent_pb2.WriteFileResponse]
+    ) -> None:
+        self._call = call
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    async def start(self, header: agent_pb2.WriteFileRequest.Header) -> None:
+        await self._send(agent_pb2.WriteFileRequest(header=header))
+
+    async def write(self, data: bytes) -> None:
+        """Returns when there is room for more. Raises AioRpcError once the agent has refused."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size >= PIECE:
+            await self._flush()
+
+    async def finish(self) -> filesystem_pb2.EntryInfo:
+        """The file's entry once everything is on disk."""
+        await self._flush()
+        try:
+            await self._call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the call has ended already; the next line says how
+        return (await self._call).entry
+
+    async def _flush(self) -> None:
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        # A single piece can be larger than an agent takes when the client sent a great chunk.
+        for start in range(0, len(data), 4 * PIECE):
+            piece = data if len(data) <= 4 * PIECE else data[start : start + 4 * PIECE]
+            await self._send(agent_pb2.WriteFileRequest(data=piece))
+
+    async def _send(self, message: agent_pb2.WriteFileRequest) -> None:
+        try:
+            await self._call.write(message)
+        except asyncio.InvalidStateError:
+            # The agent ended the call while we were busy reading from the client: its status is the answer.
+            await self._call
+            raise Internal("the sandbox's agent ended the upload early") from None
