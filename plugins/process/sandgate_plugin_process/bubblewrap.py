@@ -1,0 +1,264 @@
+"""Isolation by bubblewrap: namespaces of its own and a read-only system.
+
+Two forms, by who runs the gateway:
+
+* root: bubblewrap runs as real root and makes no user namespace; the entrance (``enter.py``) then moves into one with
+  ids of its own. The namespaces stay the property of the host's root, so root of the sandbox cannot mount or unmount
+  anything in them, and is nobody on the host.
+* anybody else: bubblewrap makes a user namespace in which the gateway's user is root. There is one id only; the agent
+  runs commands of `user` in a further namespace (`nested` identity). It keeps no CAP_SYS_ADMIN, so it cannot mount
+  either.
+
+Options: bwrap(1). Namespaces: user_namespaces(7), pid_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from sandgate_errors import FailedPrecondition, ResourceExhausted
+from sandgate_plugin_process import rootfs
+from sandgate_plugin_process.boxes import Box, Record
+from sandgate_plugin_process.isolation import interpreter
+from sandgate_plugin_process.pids import end, end_all, marked_by, names_itself
+from sandgate_plugin_process.starting import Descriptor, Program, Started, start
+
+__all__ = ["Bubblewrap"]
+
+# The range that systemd sets aside for containers, in pieces of 65536: 524288 to 1879048191. Below 2^31, which some
+# programs still take for negative.
+_FIRST_BASE = 524288
+_IDS = 65536
+_SLOTS = 28000
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_AGENT = "/run/sandgate/agent"
+_PYTHON = "/run/sandgate/python"
+_SOCKETS = "/run/sandgate/socket"
+
+# As root: for the entrance's helper, which writes the id maps.
+_ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID")
+# In a user namespace: what root of a sandbox needs for files and accounts. Of these the kernel grants each only over
+# what belongs to the namespace. Never CAP_SYS_ADMIN.
+_USER_CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+)
+_NEEDED_AS_ROOT = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
+_CHECK_LIMIT_SECONDS = 30.0
+_OTHERWISE = "or start with `--isolation none`, which separates nothing"
+
+
+class Bubblewrap:
+    """See the module."""
+
+    name = "bubblewrap"
+    can_cut_network = True
+
+    def __init__(self, program: str | None) -> None:
+        self._wanted = program
+        self._as_root = os.geteuid() == 0
+
+    @property
+    def identity(self) -> str:
+        return "switch" if self._as_root else "nested"
+
+    @cached_property
+    def _program(self) -> str:
+        found = shutil.which(self._wanted or "bwrap")
+        if found is None:
+            what = f"'{self._wanted}' is no program" if self._wanted else "bubblewrap is not installed"
+            raise FailedPrecondition(f"{what}: `apt-get install bubblewrap`, {_OTHERWISE}")
+        return os.path.realpath(found)
+
+    def version(self) -> str:
+        """What the program calls itself. Raises FailedPrecondition when there is none."""
+        done = subprocess.run([self._program, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        return done.stdout.strip() or done.stderr.strip()
+
+    def check(self, bundle: Path) -> None:
+        if self._as_root:
+            _check_root()
+        with tempfile.TemporaryDirectory(prefix="sandgate-check-") as folder:
+            box = Box("check", Path(folder), Path(folder, "run"))
+            record = Record.fresh(
+                sandbox_id="", isolation=self.name, bundle=bundle.name, base=self.base_for(set()), internet=False
+            )
+            box.runtime.mkdir()
+            self.furnish(box, record)
+            done = self._run_check(box, record, bundle)
+        if '"ready": true' not in done.stdout:
+            said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+            raise FailedPrecondition(f"bubblewrap does not work here ({said}): {_hint(said)}, {_OTHERWISE}")
+
+    def _run_check(self, box: Box, record: Record, bundle: Path) -> subprocess.CompletedProcess[str]:
+        entrance = ["probe", *self._entrance(record)]
+        try:
+            return subprocess.run(
+                [self._program, *self._options(box, record, bundle), "--die-with-parent", *_python(), *entrance],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_CHECK_LIMIT_SECONDS,
+                cwd="/",
+                env={},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise FailedPrecondition(f"bubblewrap hangs here: {_hint('')}, {_OTHERWISE}") from None
+
+    def base_for(self, taken: set[int]) -> int | None:
+        if not self._as_root:
+            return None
+        # At random, so that two gateways on one machine hardly ever share: they cannot see one another's boxes.
+        start = random.randrange(_SLOTS)  # noqa: S311 - nobody gains from guessing it
+        for step in range(_SLOTS):
+            base = _FIRST_BASE + (start + step) % _SLOTS * _IDS
+            if base not in taken:
+                return base
+        raise ResourceExhausted(f"there are {_SLOTS} sandboxes already, which is all the ids of this machine")
+
+    def furnish(self, box: Box, record: Record) -> None:
+        owners = rootfs.Owners(record.base)
+        rootfs.build(box.rootfs, owners, internet=record.internet)
+        box.inner_socket_folder.mkdir(mode=0o700)
+        owners.give(box.inner_socket_folder, 0)
+
+    def start(self, box: Box, record: Record, bundle: Path) -> Started:
+        how: Sequence[str | Descriptor]
+        how = ["--args", Descriptor.OPTIONS, "--info-fd", Descriptor.INFO, *_python(), *self._entrance(record)]
+        return start(
+            Program(
+                executable=self._program,
+                # Shown in the list of processes, inside and outside: the mark instead of the options, which hold paths.
+                argv=[record.mark, *how],
+                options=b"".join(os.fsencode(option) + b"\0" for option in self._options(box, record, bundle)),
+            ),
+            first_line={
+                "listen": f"unix:{_SOCKETS}/agent.sock",
+                "token": record.token,
+                "identity": self.identity,
+                "system_files": True,
+            },
+            log=box.log,
+        )
+
+    def agent_is_up(self, box: Box) -> None:
+        box.show_socket(seal=self._as_root)
+
+    def end(self, record: Record) -> None:
+        if record.init is not None and record.main is not None:
+            # Once the kernel reports the end of a pid namespace's first process, all others in it are gone.
+            end(record.init)
+            end(record.main)
+        else:
+            # Started but never recorded: bubblewrap and the first process of its namespace both bear the mark.
+            end_all(lambda: marked_by(names_itself(record.mark)))
+
+    def _entrance(self, record: Record) -> list[str]:
+        return [] if record.base is None else ["own-ids", str(record.base)]
+
+    def _options(self, box: Box, record: Record, bundle: Path) -> list[str]:
+        return [*self._namespaces(record), *self._mounts(box, bundle), *_environment()]
+
+    def _namespaces(self, record: Record) -> Iterator[str]:
+        yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
+        if not record.internet:
+            yield "--unshare-net"
+        if not self._as_root:
+            yield from ("--unshare-user", "--uid", "0", "--gid", "0")
+        # Real root would keep every capability otherwise.
+        yield from ("--cap-drop", "ALL")
+        for capability in _ROOT_CAPABILITIES if self._as_root else _USER_CAPABILITIES:
+            yield from ("--cap-add", capability)
+
+    def _mounts(self, box: Box, bundle: Path) -> Iterator[str]:
+        yield from ("--bind", str(box.rootfs), "/")
+        for source, target in rootfs.binds():
+            yield from ("--ro-bind", source, target)
+        yield from ("--ro-bind", str(bundle), _AGENT)
+        if (home := _foreign_python()) is not None:
+            yield from ("--ro-bind", str(home), _PYTHON)
+        yield from ("--bind", str(box.inner_socket_folder), _SOCKETS)
+        yield from ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108
+        yield from ("--chdir", "/")
+
+
+def _environment() -> Iterator[str]:
+    """What the agent is started with; only PATH goes on to commands (P12, P13)."""
+    yield from ("--setenv", "PATH", _PATH, "--setenv", "LANG", "C.UTF-8")
+    if _foreign_python() is not None:
+        # Its own library is looked for at the host's path, which does not exist in the sandbox.
+        yield from ("--setenv", "LD_LIBRARY_PATH", f"{_PYTHON}/lib")
+
+
+def _foreign_python() -> Path | None:
+    """The installation of the interpreter when the sandbox does not see it as part of /usr."""
+    home = interpreter().parent.parent
+    return None if home.is_relative_to("/usr") else home
+
+
+def _python() -> list[str]:
+    program = interpreter()
+    inner = str(program) if _foreign_python() is None else f"{_PYTHON}/bin/{program.name}"
+    return [inner, "-I", "-S", _AGENT]
+
+
+def _check_root() -> None:
+    """Raises FailedPrecondition when this root cannot give a sandbox ids of its own."""
+    effective = next(
+        int(line.split()[1], 16)
+        for line in Path("/proc/self/status").read_text("ascii").splitlines()
+        if line.startswith("CapEff:")
+    )
+    missing = [name for name, bit in _NEEDED_AS_ROOT.items() if not effective >> bit & 1]
+    if missing:
+        raise FailedPrecondition(
+            f"root lacks {', '.join(missing)} here: run the gateway as an ordinary user, {_OTHERWISE}"
+        )
+    ends = _FIRST_BASE + _SLOTS * _IDS
+    for kind in ("uid_map", "gid_map"):
+        ranges = [tuple(map(int, line.split())) for line in Path(f"/proc/self/{kind}").read_text("ascii").splitlines()]
+        if not any(first <= _FIRST_BASE and ends <= first + count for first, _, count in ranges):
+            raise FailedPrecondition(
+                f"root may not use the ids {_FIRST_BASE} to {ends - 1} here: "
+                f"run the gateway as an ordinary user, {_OTHERWISE}"
+            )
+
+
+def _hint(said: str) -> str:
+    """How to allow what failed."""
+    if os.geteuid() == 0:
+        return "give root CAP_SYS_ADMIN, or run the gateway as an ordinary user"
+    switches = {
+        "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+            "1",
+            "give bwrap an AppArmor profile with `userns`, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    }
+    for path, (off, mend) in switches.items():
+        try:
+            if Path(path).read_text("ascii").strip() == off:
+                return mend
+        except OSError:
+            continue
+    if "user namespace" in said or "namespace" in said:
+        return "allow unprivileged user namespaces (a container's seccomp profile often forbids them)"
+    return "see docs/backends/process.md"

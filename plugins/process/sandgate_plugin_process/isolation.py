@@ -1,0 +1,48 @@
+"""What the two isolations have in common: how a box is furnished, started and ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from sandgate_plugin_process.boxes import Box, Record
+from sandgate_plugin_process.starting import Started
+
+__all__ = ["Isolation", "interpreter"]
+
+
+class Isolation(Protocol):
+    """One way to keep a sandbox apart. All methods block and are called in threads."""
+
+    #: What settings and records say.
+    name: str
+    #: Whether a sandbox can be made without network.
+    can_cut_network: bool
+
+    def check(self, bundle: Path) -> None:
+        """Try it. Raises FailedPrecondition with one line that says how to mend it."""
+
+    def base_for(self, taken: set[int]) -> int | None:
+        """The first of a new box's outer ids, none of ``taken``; None where boxes have no ids of their own."""
+
+    def furnish(self, box: Box, record: Record) -> None:
+        """Make the box's files."""
+
+    def start(self, box: Box, record: Record, bundle: Path) -> Started:
+        """Start its agent. Raises StartFailed."""
+
+    def agent_is_up(self, box: Box) -> None:
+        """Called when the agent accepts calls, before anybody is told where it is."""
+
+    def end(self, record: Record) -> None:
+        """End every process of the box, also of one whose start was never recorded; returns when none is left.
+
+        Raises Unavailable when one does not go.
+        """
+
+
+def interpreter() -> Path:
+    """The interpreter below the gateway's virtual environment: the agent sees nothing of that environment."""
+    return Path(os.path.realpath(sys.executable))

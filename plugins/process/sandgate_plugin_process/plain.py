@@ -1,0 +1,83 @@
+"""No isolation: a box is a folder and a tree of processes, for trusted code where bubblewrap cannot work.
+
+A command can read what the gateway's user can read, and reach its network and processes. What is kept: own homes, and
+that destroying a sandbox ends its processes. Without a pid namespace the tree is held together by a keeper
+(``enter.py keep``), which adopts orphans; code that wants to can still get away by killing the keeper and the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from sandgate_plugin_process.boxes import Box, Record
+from sandgate_plugin_process.isolation import interpreter
+from sandgate_plugin_process.pids import ProcessId, descendants, end_all, marked_by, was_given
+from sandgate_plugin_process.starting import Program, Started, start
+
+__all__ = ["Plain"]
+
+_log = logging.getLogger(__name__)
+
+_MARK = "SANDGATE_BOX"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Plain:
+    """See the module."""
+
+    name = "none"
+    can_cut_network = False
+
+    def check(self, bundle: Path) -> None:
+        del bundle
+        _log.warning(
+            "isolation is 'none': code in a sandbox can read and change whatever user id %d can; trusted code only",
+            os.geteuid(),
+        )
+
+    def base_for(self, taken: set[int]) -> int | None:
+        del taken
+        return None
+
+    def furnish(self, box: Box, record: Record) -> None:
+        del record
+        for home in _homes(box).values():
+            home.mkdir(mode=0o700)
+
+    def start(self, box: Box, record: Record, bundle: Path) -> Started:
+        python = str(interpreter())
+        return start(
+            Program(
+                executable=python,
+                argv=[python, "-I", "-S", str(bundle), "keep"],
+                env={"PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", _MARK: record.mark},
+            ),
+            first_line={
+                "listen": f"unix:{box.inner_socket_folder.parent}/agent.sock",
+                "token": record.token,
+                "identity": "same",
+                "accounts": {name: {"home": str(home)} for name, home in _homes(box).items()},
+                "system_files": False,
+            },
+            log=box.log,
+        )
+
+    def agent_is_up(self, box: Box) -> None:
+        """The agent made the socket where it is dialled: there is nobody to hide it from."""
+
+    def end(self, record: Record) -> None:
+        """The keeper last: it adopts those whose parents end."""
+        keeper = record.main
+        roots = {keeper} if keeper is not None else set[ProcessId]()
+        given = was_given(f"{_MARK}={record.mark}")
+        # Marked ones are roots too: the keeper may be gone, or never have been recorded.
+        end_all(lambda: descendants(roots | marked_by(given)), last=keeper)
+
+
+def _homes(box: Box) -> dict[str, Path]:
+    homes = {"user": box.folder / "home"}
+    if os.geteuid() == 0:
+        homes["root"] = box.folder / "root"
+    return homes

@@ -1,0 +1,195 @@
+"""Starting the first process of a box, and hearing from its agent that it is ready.
+
+The core runs gRPC, in whose presence a fork is not safe: a program is started by ``Popen`` without ``preexec_fn``,
+``user`` or ``group``, so that it uses vfork. Descriptors are closed in the child, whoever opened them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import logging
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from sandgate_errors import Internal
+from sandgate_plugin_process.pids import ProcessId
+
+__all__ = ["START_LIMIT_SECONDS", "Descriptor", "Program", "StartFailed", "Started", "agent_ready", "start", "tail"]
+
+_log = logging.getLogger(__name__)
+
+# A first start on a cold disk reads the interpreter and gRPC; a start that takes longer than this will not succeed.
+START_LIMIT_SECONDS = 30.0
+_READY_LINE_LIMIT_BYTES = 64 * 1024
+_LOG_TAIL_BYTES = 2048
+
+
+class StartFailed(Exception):
+    """The program did not come up; the text is for the log, never for a client."""
+
+
+class Descriptor(enum.Enum):
+    """Stands in a program's arguments for the number of a descriptor that it inherits."""
+
+    #: Holds the options that must not show in the list of processes.
+    OPTIONS = enum.auto()
+    #: Takes the report on the first process of the program's pid namespace.
+    INFO = enum.auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What to start."""
+
+    executable: str
+    #: With the name it gives itself first.
+    argv: Sequence[str | Descriptor]
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: NUL-separated; for programs that take ``Descriptor.OPTIONS``.
+    options: bytes = b""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A program that runs."""
+
+    popen: subprocess.Popen[bytes]
+    main: ProcessId
+    init: ProcessId | None
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self.popen.stdout is not None  # noqa: S101 - always a pipe
+        return self.popen.stdout
+
+
+def start(program: Program, *, first_line: Mapping[str, object], log: Path) -> Started:
+    """Start a program and give it its settings; blocks until it has reported its init, if it does.
+
+    Raises StartFailed; the caller then looks for what may run all the same.
+    """
+    with contextlib.ExitStack() as stack:
+        inherited: dict[Descriptor, int] = {}
+        info = None
+        if Descriptor.OPTIONS in program.argv:
+            inherited[Descriptor.OPTIONS] = _readable(program.options, stack)
+        if Descriptor.INFO in program.argv:
+            info, inherited[Descriptor.INFO] = os.pipe()
+            stack.callback(os.close, info)
+        output = stack.enter_context(log.open("ab"))
+        try:
+            popen = _popen(program, inherited, output)
+        finally:
+            if Descriptor.INFO in inherited:
+                # Held open here, the report would never end.
+                os.close(inherited[Descriptor.INFO])
+        try:
+            return _introduce(popen, first_line, info)
+        except BaseException:
+            _give_up(popen)
+            raise
+
+
+def _popen(program: Program, inherited: Mapping[Descriptor, int], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(inherited[word]) if isinstance(word, Descriptor) else word for word in program.argv],
+        executable=program.executable,
+        env=dict(program.env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        pass_fds=tuple(inherited.values()),
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def _introduce(popen: subprocess.Popen[bytes], first_line: Mapping[str, object], info: int | None) -> Started:
+    main = ProcessId.of(popen.pid)
+    if main is None:
+        raise StartFailed("it ended at once")
+    init = None if info is None else _read_init(info)
+    assert popen.stdin is not None  # noqa: S101 - always a pipe
+    try:
+        # Far below the size of a pipe: does not block.
+        popen.stdin.write(json.dumps(first_line).encode() + b"\n")
+        popen.stdin.close()
+    except BrokenPipeError:
+        raise StartFailed("it ended before it was told what to do") from None
+    return Started(popen, main, init)
+
+
+def _give_up(popen: subprocess.Popen[bytes]) -> None:
+    popen.kill()
+    popen.wait()
+    for pipe in (popen.stdin, popen.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _readable(content: bytes, stack: contextlib.ExitStack) -> int:
+    descriptor = os.memfd_create("options")
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _read_init(info: int) -> ProcessId:
+    """The process that bubblewrap names as ``child-pid`` in one JSON object."""
+    deadline = time.monotonic() + START_LIMIT_SECONDS
+    text = b""
+    while not text.rstrip().endswith(b"}"):
+        ready, _, _ = select.select([info], [], [], max(0.0, deadline - time.monotonic()))
+        piece = os.read(info, 4096) if ready else b""
+        if not piece:
+            raise StartFailed("it did not report its first process")
+        text += piece
+    init = ProcessId.of(int(json.loads(text)["child-pid"]))
+    if init is None:
+        raise StartFailed("its first process ended at once")
+    return init
+
+
+async def agent_ready(output: IO[bytes], log: Path) -> None:
+    """Wait until the agent says that it accepts calls; closes ``output``.
+
+    Raises Internal when it does not; the reason is in the gateway's log, as it may speak of the host.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READY_LINE_LIMIT_BYTES, loop=loop)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), output)
+    try:
+        async with asyncio.timeout(START_LIMIT_SECONDS):
+            line = await reader.readline()
+        answer = json.loads(line) if line else {"error": "it ended"}
+        ready = isinstance(answer, dict) and answer.get("ready") is True
+    except (TimeoutError, ValueError) as error:
+        answer, ready = {"error": f"no ready line: {error!r}"}, False
+    finally:
+        transport.close()
+    if not ready:
+        reason = answer.get("error") if isinstance(answer, dict) else answer
+        _log.error("a sandbox's agent did not start: %s; its log ends: %s", reason, tail(log))
+        raise Internal("the sandbox could not be started")
+
+
+def tail(log: Path) -> str:
+    """The last words of a log, on one line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            return " | ".join(file.read().decode(errors="replace").split("\n")).strip(" |")
+    except OSError:
+        return ""
