@@ -18,7 +18,7 @@ __all__ = ["AGENTS", "CORE", "REQUEST_ID", "SANDBOX_ID", "SETTINGS", "STREAMS"]
 CORE: Final = web.AppKey("core", CoreClient)
 AGENTS: Final = web.AppKey("agents", Agents)
 SETTINGS: Final = web.AppKey("settings", Settings)
-STREAMS: Final = web.AppKey("streams", set[web.Request])
+STREAMS: Final[web.AppKey[set[web.Request]]] = web.AppKey("streams", set)
 """Requests whose answer has no end of its own; a stopping edge resets them instead of waiting."""
 
 REQUEST_ID: Final = "request_id"

@@ -44,13 +44,16 @@ from sandgate_errors import (
 
 __all__ = [
     "TABLE",
+    "bad_request",
     "connect_error",
     "end_frame",
     "files_error",
+    "http_error",
     "internal",
     "meaning_of",
     "port_closed",
     "rest_error",
+    "rpc_http_error",
     "sandbox_gone",
 ]
 
@@ -90,6 +93,21 @@ TABLE: dict[type[SandgateError], Meaning] = {
     DataLoss: Meaning(500, Code.DATA_LOSS, 500),
     Internal: Meaning(500, Code.INTERNAL, 500),
     SandgateError: Meaning(500, Code.UNKNOWN, 500),
+}
+
+
+_HTTP_MESSAGES = {
+    404: "there is no such route",
+    405: "the method is not allowed on this route",
+    413: "the request body is too large",
+    415: "the content type is not supported on this route",
+}
+_RPC_CODES = {
+    400: Code.INVALID_ARGUMENT,
+    404: Code.UNIMPLEMENTED,
+    405: Code.UNIMPLEMENTED,
+    413: Code.RESOURCE_EXHAUSTED,
+    415: Code.INVALID_ARGUMENT,
 }
 
 
@@ -143,11 +161,35 @@ def port_closed(sandbox_id: str, port: int) -> web.Response:
     return _json({"sandboxId": sandbox_id, "message": message, "port": port, "code": 502}, status=502)
 
 
+def bad_request(status: int) -> web.Response:
+    """Bytes that are no request: nobody can say which plane was meant, and this form serves both."""
+    message = "the request is not valid HTTP/1.1" if status == 400 else HTTPStatus(status).phrase
+    return _json({"code": status, "message": message}, status=status)
+
+
+def http_error(error: web.HTTPException) -> web.Response:
+    """An error that the HTTP server itself found, such as an unknown path, in the words of REST and of plain HTTP."""
+    body = {"code": error.status, "message": _HTTP_MESSAGES.get(error.status, error.reason)}
+    return _json(body, status=error.status, headers=_kept(error))
+
+
+def rpc_http_error(error: web.HTTPException) -> web.Response:
+    """The same on the path of an RPC: the status is HTTP's, the body Connect's (W14)."""
+    code = _RPC_CODES.get(error.status, Code.UNKNOWN)
+    body = _dump({"code": code.value, "message": _HTTP_MESSAGES.get(error.status, error.reason)})
+    return web.Response(status=error.status, body=body, headers={"Content-Type": "application/json", **_kept(error)})
+
+
 def internal(error: BaseException, *, request_id: str) -> Internal:
     """An exception outside the taxonomy: its text goes to the log, a reference id to the caller."""
     reference = uuid4().hex[:12]
     _log.error("internal error", reference=reference, request_id=request_id, exc_info=error)
     return Internal(f"internal error, reference {reference}")
+
+
+def _kept(error: web.HTTPException) -> dict[str, str]:
+    """The headers that say what would have been right."""
+    return {name: error.headers[name] for name in ("Allow", "Accept-Post") if name in error.headers}
 
 
 def _connect_body(error: SandgateError) -> dict[str, str]:

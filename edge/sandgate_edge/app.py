@@ -1,0 +1,111 @@
+"""The edge's application: its routes, what surrounds each of them, and the parts that live as long as the process.
+
+The two planes share one address. A request that names a sandbox is for its agent; every other is for the gateway itself.
+Middlewares, from the outside in: the log line, cross-origin preflight, errors to responses, the border of the planes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from sandgate_edge import cors, health, request_log, routing, rpc
+from sandgate_edge.agents import Agents
+from sandgate_edge.core_client import CoreClient
+from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS
+from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
+from sandgate_edge.rest import files, sandboxes
+from sandgate_edge.settings import Settings
+from sandgate_errors import InvalidArgument, SandgateError, Unimplemented
+
+__all__ = ["build"]
+
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_RPC_PATH = re.compile(r"/[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+/\w+", re.ASCII)
+_AGENT_PATHS = frozenset({"/files", "/health", "/metrics"})
+
+
+def build(settings: Settings) -> web.Application:
+    """The application; its channels open when it starts and close when it ends."""
+    app = web.Application(
+        middlewares=[request_log.observe, cors.preflight, errors_to_responses, border_of_planes],
+        # Every handler bounds what it reads by its own rule; aiohttp's limit would only apply to some ways of reading.
+        client_max_size=0,
+    )
+    app[SETTINGS] = settings
+    app[STREAMS] = set()
+    app.cleanup_ctx.append(_channels)
+    app.on_response_prepare.append(cors.add_headers)
+    app.on_response_prepare.append(request_log.add_header)
+    app.on_shutdown.append(_reset_streams)
+    app.add_routes(health.routes)
+    app.add_routes(rpc.routes)
+    app.add_routes(files.routes)
+    app.add_routes(sandboxes.routes)
+    return app
+
+
+async def _channels(app: web.Application) -> AsyncIterator[None]:
+    settings = app[SETTINGS]
+    app[CORE] = CoreClient(settings.core, settings.internal_token)
+    app[AGENTS] = Agents(
+        max_rpc_bytes=settings.max_rpc_bytes, relay=settings.core, internal_token=settings.internal_token
+    )
+    yield
+    await app[AGENTS].close()
+    await app[CORE].close()
+
+
+async def _reset_streams(app: web.Application) -> None:
+    """At the end of the edge: a stream has no end worth waiting for, and after a reset its client asks for health."""
+    streams = app[STREAMS]
+    for request in tuple(streams):
+        routing.cut(request)
+
+
+@web.middleware
+async def errors_to_responses(request: web.Request, handler: Next) -> web.StreamResponse:
+    """Every error leaves in the words of the plane that was asked. A client that left is not an error."""
+    try:
+        return await handler(request)
+    except SandgateError as error:
+        response = files_error(error) if _is_for_agent(request) else rest_error(error)
+    except web.RequestPayloadError:
+        broken = InvalidArgument("the request body is broken")
+        response = files_error(broken) if _is_for_agent(request) else rest_error(broken)
+    except web.HTTPException as error:
+        response = rpc_http_error(error) if _is_rpc(request) else http_error(error)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        failure = internal(error, request_id=request[REQUEST_ID])
+        response = connect_error(failure) if _is_rpc(request) else rest_error(failure)
+    if request.writer.output_size > 0:
+        # An answer had begun. Ending it in order would pass a part off as the whole.
+        routing.cut(request)
+    return response
+
+
+@web.middleware
+async def border_of_planes(request: web.Request, handler: Next) -> web.StreamResponse:
+    """A request that names a sandbox never reaches the control plane, whatever its path."""
+    named = routing.sandbox_id_of(request)
+    if named is None:
+        return await handler(request)
+    request[SANDBOX_ID], port = named
+    if port != routing.AGENT_PORT:
+        raise Unimplemented(f"this gateway version forwards port {routing.AGENT_PORT} only, not {port}")
+    if not _is_for_agent(request):
+        raise web.HTTPNotFound
+    return await handler(request)
+
+
+def _is_rpc(request: web.Request) -> bool:
+    return _RPC_PATH.fullmatch(request.path) is not None
+
+
+def _is_for_agent(request: web.Request) -> bool:
+    return request.path in _AGENT_PATHS or _is_rpc(request)

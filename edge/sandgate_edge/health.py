@@ -1,0 +1,59 @@
+"""``GET /health`` and ``GET /metrics``: is it there, and how much does it use (behaviour H1 to H3, C27).
+
+One address serves both planes: where a request names a sandbox it asks about that one, else about the gateway.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+from aiohttp import web
+
+from sandgate_api.agent.v1 import agent_pb2
+from sandgate_edge import routing
+from sandgate_edge.keys import AGENTS, REQUEST_ID
+
+__all__ = ["routes"]
+
+routes = web.RouteTableDef()
+_MIB = 1024 * 1024
+# An agent that takes longer is not going to answer a question this small.
+_METRICS_SECONDS = 10.0
+
+
+@routes.get("/health", allow_head=False)
+async def health(request: web.Request) -> web.Response:
+    """204 for a sandbox that is there, 502 for one that is not; no token, and no stale answer: the core is asked."""
+    if routing.sandbox_id_of(request) is None:
+        return web.json_response({"status": "ok"})
+    await routing.locate(request)
+    return web.Response(status=204, headers={"Cache-Control": "no-store"})
+
+
+@routes.get("/metrics", allow_head=False)
+async def metrics(request: web.Request) -> web.Response:
+    """What the sandbox uses now, as its agent measures it."""
+    located = await routing.admit(request)
+    agents = request.app[AGENTS]
+    metadata = agents.metadata(located, request_id=request[REQUEST_ID])
+    try:
+        reply = await agents.agent(located).Metrics(
+            agent_pb2.MetricsRequest(), metadata=metadata, timeout=_METRICS_SECONDS
+        )
+    except grpc.aio.AioRpcError as error:
+        raise await routing.lost(request, located, error) from error
+    return web.json_response(_view(reply), headers={"Cache-Control": "no-store"})
+
+
+def _view(sample: agent_pb2.MetricsResponse) -> dict[str, int | float]:
+    return {
+        "ts": sample.time.seconds,
+        "cpu_count": sample.cpu_count,
+        "cpu_used_pct": round(sample.cpu_used_pct, 2),
+        "mem_total": sample.mem_total,
+        "mem_used": sample.mem_used,
+        "mem_cache": sample.mem_cache,
+        "mem_total_mib": sample.mem_total // _MIB,
+        "mem_used_mib": sample.mem_used // _MIB,
+        "disk_used": sample.disk_used,
+        "disk_total": sample.disk_total,
+    }

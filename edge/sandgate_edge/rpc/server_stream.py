@@ -1,0 +1,55 @@
+"""Server streams: one message in, then every message of the agent as one frame, as it comes (behaviour W2, W10, T8).
+
+A client that goes away cancels this handler and with it the call to the agent; what the call had started runs on.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+from aiohttp import web
+from google.protobuf.message import Message
+
+from sandgate_edge import routing
+from sandgate_edge.connect.codec import Codec
+from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
+from sandgate_edge.core_client import Located
+from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.rpc.acting_user import acting_user
+from sandgate_edge.rpc.body import only_envelope
+from sandgate_edge.rpc.service import Method, codec_of
+from sandgate_edge.rpc.stream_answer import StreamAnswer
+
+__all__ = ["server_stream"]
+
+
+async def server_stream(request: web.Request, method: Method) -> web.StreamResponse:
+    codec = codec_of(request, method)
+    located = await routing.admit(request)
+    answer = StreamAnswer(request, codec)
+    async with answer.ending(located):
+        call = await _begin(request, method, codec=codec, located=located)
+        try:
+            while isinstance(message := await call.read(), Message):
+                await answer.send(message)
+        finally:
+            call.cancel()
+    return answer.response
+
+
+async def _begin(
+    request: web.Request, method: Method, *, codec: Codec, located: Located
+) -> grpc.aio.UnaryStreamCall[Message, Message]:
+    # The order of checks is the agent's own: user, time limit, then the message (P27).
+    user = acting_user(request)
+    limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
+    message = codec.decode(method.request, await only_envelope(request))
+    agents = request.app[AGENTS]
+    metadata = agents.metadata(
+        located,
+        request_id=request[REQUEST_ID],
+        acting_user=user,
+        timeout_ms=limit,
+        keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
+    )
+    call: grpc.aio.UnaryStreamCall[Message, Message] = method.begin(agents, located)(message, metadata=metadata)
+    return call

@@ -1,0 +1,47 @@
+"""Unary calls: a message in, a message or an error with its own HTTP status out (behaviour W1, W6, T7)."""
+
+from __future__ import annotations
+
+import grpc.aio
+from aiohttp import web
+from google.protobuf.message import Message
+
+from sandgate_edge import routing
+from sandgate_edge.connect.codec import Codec
+from sandgate_edge.connect.deadline import timeout_ms
+from sandgate_edge.core_client import Located
+from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.responses import connect_error
+from sandgate_edge.rpc.acting_user import acting_user
+from sandgate_edge.rpc.body import whole_body
+from sandgate_edge.rpc.service import Method, codec_of
+from sandgate_errors import SandgateError
+
+__all__ = ["unary"]
+
+
+async def unary(request: web.Request, method: Method) -> web.StreamResponse:
+    """What is refused before the agent is reached leaves as an exception: it is answered as plain HTTP (W7)."""
+    codec = codec_of(request, method)
+    located = await routing.admit(request)
+    try:
+        reply = await _reply(request, method, codec=codec, located=located)
+    except routing.SandboxGone:
+        raise
+    except SandgateError as error:
+        return connect_error(error)
+    return web.Response(body=codec.encode(reply), headers={"Content-Type": codec.unary_type})
+
+
+async def _reply(request: web.Request, method: Method, *, codec: Codec, located: Located) -> Message:
+    user = acting_user(request)
+    limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
+    message = codec.decode(method.request, await whole_body(request))
+    agents = request.app[AGENTS]
+    metadata = agents.metadata(located, request_id=request[REQUEST_ID], acting_user=user)
+    call = method.begin(agents, located)
+    try:
+        reply: Message = await call(message, metadata=metadata, timeout=None if limit is None else limit / 1000)
+    except grpc.aio.AioRpcError as error:
+        raise await routing.lost(request, located, error) from error
+    return reply

@@ -1,0 +1,109 @@
+"""Serving the application on a listening socket: limits of HTTP itself, requests that are none, and the end.
+
+aiohttp's own runner would do, but for two things that happen before any middleware: a base URL that ends in a slash
+makes paths that begin with two (envd.md 1.1), and bytes that are not HTTP are answered in plain text, which JSON
+clients cannot read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import structlog
+from aiohttp import web
+from yarl import URL
+
+from sandgate_edge.responses import bad_request
+
+__all__ = ["Server"]
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Proxies in front keep their idle connections for up to 600 s; the side that sends requests must close first (W12).
+_KEEPALIVE_SECONDS = 630.0
+# What remains of a refused body is read for so long: a client that still sends would see a reset, not the answer.
+_LINGER_SECONDS = 10.0
+# At the end: what a unary call or a transfer may still take before it is cut off.
+_DRAIN_SECONDS = 5.0
+_BACKLOG = 1024
+# A path of 4,096 bytes, each escaped, with a signature behind it.
+_MAX_LINE_BYTES = 16 * 1024
+# File metadata has up to 4,096 bytes, in one header or many.
+_MAX_FIELD_BYTES = 16 * 1024
+
+
+class Server:
+    """The application, accepting connections until :meth:`close`."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._runner = web.AppRunner(
+            app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_SECONDS
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Begins to accept on a socket that listens or is bound; owns it from here on."""
+        await self._runner.setup()
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the application did not start")
+        _route_one_slash(server)
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(lambda: _Connection(server, loop=loop), sock=sock, backlog=_BACKLOG)
+
+    async def close(self) -> None:
+        """Stops accepting, resets streams, gives other requests a bounded time, closes every connection."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+
+class _Connection(web.RequestHandler):
+    """One connection, with this edge's limits and its own words for what is not HTTP."""
+
+    __slots__ = ()
+
+    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            keepalive_timeout=_KEEPALIVE_SECONDS,
+            lingering_time=_LINGER_SECONDS,
+            max_line_size=_MAX_LINE_BYTES,
+            max_field_size=_MAX_FIELD_BYTES,
+            access_log=None,  # type: ignore[arg-type]  # documented, and missing in its type
+        )
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Called for bytes that are not HTTP; what handlers raise was answered by the middlewares before."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer had begun")
+        if status >= 500:
+            _log.error("request failed outside the application", exc_info=exc)
+        else:
+            # Not the parser's own text: it quotes the bytes, and they may be a secret sent to the wrong port.
+            _log.info("request is not HTTP", status=status, reason=type(exc).__name__)
+        response = bad_request(status)
+        response.force_close()
+        return response
+
+
+def _route_one_slash(server: web.Server) -> None:
+    """Lets every request be routed by its path with one slash in front. It must be done before routing."""
+    make = server.request_factory
+
+    def factory(message: Any, *rest: Any) -> web.BaseRequest:
+        if message.path.startswith("//"):
+            path = "/" + message.path.lstrip("/")
+            message = message._replace(path=path, url=URL(path, encoded=True))
+        return make(message, *rest)
+
+    server.request_factory = factory
