@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.requirements import need
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+
 from sandgate_testing.gateway import Answer, Gateway
 
 RPC = ("POST", "/process.Process/List", b"{}")

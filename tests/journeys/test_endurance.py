@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from e2b import CommandExitException, CommandHandle, Sandbox
+
 from sandgate_testing.gateway import Gateway, wait_until
 from sandgate_testing.leftovers import processes_of, sandboxes_of
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.raw_http import RawReply, envelope, exchange, request
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.requirements import lacking, need
 from sandgate_testing.sdk import CLIENTS, PackageUnavailable, SdkClient, command_of, installed

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from sandgate_testing.leftovers import processes_of, remains_of
 
-__all__ = ["Answer", "Gateway", "GatewayFailed", "wait_until"]
+__all__ = ["Answer", "Gateway", "GatewayFailed", "SdkOptions", "wait_until"]
 
 _Value = TypeVar("_Value")
 
@@ -34,6 +34,14 @@ _EXPORT = re.compile(r"^export (\w+)=(\S+)$", re.MULTILINE)
 
 class GatewayFailed(Exception):
     """The gateway did not start, stop or recover as it must; the text ends with the end of its log."""
+
+
+class SdkOptions(TypedDict):
+    """Arguments with which a call of the Python SDK finds a gateway."""
+
+    api_url: str
+    sandbox_url: str
+    api_key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +126,7 @@ class Gateway:
         return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.api_key}
 
     @property
-    def sdk_options(self) -> dict[str, str]:
+    def sdk_options(self) -> SdkOptions:
         """The same as arguments of the Python SDK's calls."""
         return {"api_url": self.url, "sandbox_url": self.url, "api_key": self.api_key}
 

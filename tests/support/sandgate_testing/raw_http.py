@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RawReply", "envelope", "envelopes", "exchange", "request"]
+__all__ = ["RawReply", "drain", "envelope", "envelopes", "exchange", "request"]
 
 _END = 0x02
 
@@ -59,6 +59,17 @@ def exchange(address: tuple[str, int], data: bytes, *, half_close: bool = False,
             # Refused before all was sent; the answer is there nevertheless.
             pass
         return _parse(_read_all(connection))
+
+
+def drain(address: tuple[str, int], data: bytes, *, timeout: float = 600) -> int:
+    """Sends ``data`` and reads to the end, keeping nothing; how many bytes came, headers and framing included."""
+    buffer = bytearray(1 << 20)
+    received = 0
+    with socket.create_connection(address, timeout=timeout) as connection:
+        connection.sendall(data)
+        while count := connection.recv_into(buffer):
+            received += count
+    return received
 
 
 def envelope(payload: bytes | dict[str, Any], *, flags: int = 0, announced: int | None = None) -> bytes:

@@ -1,0 +1,118 @@
+"""Latency of single calls through the official SDK, each in turns with the plain work it stands for.
+
+In turns, and not one after the other: what else the machine does falls on both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from e2b import Sandbox
+
+from bench.report import Latency
+from sandgate_testing.gateway import Gateway
+
+__all__ = ["creations", "single_calls", "with_many_alive"]
+
+_Value = TypeVar("_Value")
+
+_WARM_UP = 10
+_CONTENT = "x" * 1024
+
+
+def creations(gateway: Gateway, *, rounds: int) -> Latency:
+    """Create, and kill outside of the measurement. The least an agent must do itself stands beside it."""
+    times: list[float] = []
+    baseline: list[float] = []
+    for _ in range(rounds):
+        sandbox, seconds = _timed(lambda: Sandbox.create(**gateway.sdk_options))
+        times.append(seconds)
+        sandbox.kill()
+        baseline.append(_timed(lambda: subprocess.run([sys.executable, "-c", "import grpc.aio"], check=True))[1])
+    return Latency(name="Sandbox.create", baseline_name="python -c 'import grpc.aio'", rounds=times, baseline=baseline)
+
+
+def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
+    """The calls of everyday, on a sandbox that is there."""
+    sandbox = Sandbox.create(timeout=3600, **gateway.sdk_options)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "file").write_text(_CONTENT)
+        sandbox.files.write("file", _CONTENT)
+        yield _run_true(sandbox, rounds)
+        yield _in_turns(
+            "files.exists", "os.stat", lambda: sandbox.files.exists("file"), lambda: os.stat(folder / "file"), rounds
+        )
+        yield _in_turns(
+            "files.get_info",
+            "os.stat",
+            lambda: sandbox.files.get_info("file"),
+            lambda: os.stat(folder / "file"),
+            rounds,
+        )
+        yield _in_turns(
+            "files.list, 1 entry", "os.listdir", lambda: sandbox.files.list("."), lambda: os.listdir(folder), rounds
+        )
+        yield _in_turns(
+            "files.read, 1 KiB",
+            "open and read",
+            lambda: sandbox.files.read("file"),
+            (folder / "file").read_text,
+            rounds,
+        )
+        yield _in_turns(
+            "files.write, 1 KiB",
+            "open and write",
+            lambda: sandbox.files.write("written", _CONTENT),
+            lambda: (folder / "written").write_text(_CONTENT),
+            rounds,
+        )
+    sandbox.kill()
+
+
+def with_many_alive(gateway: Gateway, *, few: int, many: int, rounds: int) -> Latency:
+    """The same call with many sandboxes alive, next to itself with few. Leaves ``many`` alive, for their memory."""
+    sandboxes = [Sandbox.create(timeout=3600, **gateway.sdk_options) for _ in range(few)]
+    baseline = [_timed(lambda: _true(sandboxes[0]))[1] for _ in range(_WARM_UP + rounds)][_WARM_UP:]
+    sandboxes += [Sandbox.create(timeout=3600, **gateway.sdk_options) for _ in range(many - few)]
+    times = [_timed(lambda: _true(sandboxes[0]))[1] for _ in range(_WARM_UP + rounds)][_WARM_UP:]
+    return Latency(name=f"commands.run, {many} alive", baseline_name=f"{few} alive", rounds=times, baseline=baseline)
+
+
+def _run_true(sandbox: Sandbox, rounds: int) -> Latency:
+    plain = ["/bin/bash", "-l", "-c", "true"]
+    return _in_turns(
+        "commands.run('true')",
+        "subprocess.run(bash -l -c true)",
+        lambda: _true(sandbox),
+        lambda: subprocess.run(plain, check=True, capture_output=True),
+        rounds,
+    )
+
+
+def _true(sandbox: Sandbox) -> None:
+    sandbox.commands.run("true")
+
+
+def _in_turns(
+    name: str, baseline_name: str, call: Callable[[], object], plain: Callable[[], object], rounds: int
+) -> Latency:
+    times: list[float] = []
+    baseline: list[float] = []
+    for _ in range(_WARM_UP + rounds):
+        times.append(_timed(call)[1])
+        baseline.append(_timed(plain)[1])
+    return Latency(name=name, baseline_name=baseline_name, rounds=times[_WARM_UP:], baseline=baseline[_WARM_UP:])
+
+
+def _timed(call: Callable[[], _Value]) -> tuple[_Value, float]:
+    began = time.perf_counter()
+    value = call()
+    return value, time.perf_counter() - began
