@@ -1,0 +1,103 @@
+"""Channels from the core to the agents of sandboxes: for the first call to a new one, and for the relay.
+
+A channel is shared by the calls that are under way and kept for a while after the last, because making one costs more
+than a call. The number of idle ones is bounded; one in use is never closed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
+from sandgate_core.records import SandboxRecord
+from sandgate_errors import Internal
+from sandgate_plugin_api import AgentAddress
+
+__all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents"]
+
+AGENT_TOKEN = "agent-token"  # noqa: S105 - the name of a metadata key
+#: Of one message, either way. Pieces of files and output are far smaller; a single input may be large.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+#: Seconds. A backend gives an agent that accepts calls, so Init is a round trip on the same machine or network.
+_INIT_TIMEOUT = 10.0
+_IDLE_CHANNELS = 64
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # An agent is on this machine or in its cluster; a proxy from the environment is for the outside.
+    ("grpc.enable_http_proxy", 0),
+    # Shared subchannels carry one sandbox's connection backoff over to the next one at the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class _Shared:
+    channel: grpc.aio.Channel
+    users: int = 0
+    #: To be closed when the last user is done.
+    forgotten: bool = False
+
+
+class Agents:
+    """The channels, by target."""
+
+    def __init__(self) -> None:
+        # Oldest use first.
+        self._by_target: OrderedDict[str, _Shared] = OrderedDict()
+
+    @asynccontextmanager
+    async def channel(self, target: str) -> AsyncIterator[grpc.aio.Channel]:
+        """The channel to ``target``, open for as long as the block runs."""
+        shared = self._by_target.get(target)
+        if shared is None:
+            shared = self._by_target[target] = _Shared(grpc.aio.insecure_channel(target, options=_OPTIONS))
+        self._by_target.move_to_end(target)
+        shared.users += 1
+        try:
+            yield shared.channel
+        finally:
+            shared.users -= 1
+            if shared.forgotten and not shared.users:
+                await shared.channel.close()
+            await self._shrink()
+
+    async def forget(self, target: str) -> None:
+        """The agent at ``target`` is gone: close its channel, now or after the calls that still use it."""
+        shared = self._by_target.pop(target, None)
+        if shared is None:
+            return
+        shared.forgotten = True
+        if not shared.users:
+            await shared.channel.close()
+
+    async def close(self) -> None:
+        channels = [shared.channel for shared in self._by_target.values()]
+        self._by_target.clear()
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def init(self, address: AgentAddress, record: SandboxRecord) -> None:
+        """Tell the agent whose sandbox it is in. Raises Internal when it does not answer as an agent does."""
+        request = agent_pb2.InitRequest(sandbox_id=record.id, template_id=record.template_id, envs=record.envs)
+        async with self.channel(address.target) as channel:
+            stub = agent_pb2_grpc.AgentStub(channel)
+            try:
+                await stub.Init(request, timeout=_INIT_TIMEOUT, metadata=((AGENT_TOKEN, address.token),))
+            except grpc.aio.AioRpcError as error:
+                _log.error("an agent refused Init", sandbox=record.id, code=error.code().name, details=error.details())
+                raise Internal("the sandbox could not be started: its agent does not answer") from error
+
+    async def _shrink(self) -> None:
+        idle = [target for target, shared in self._by_target.items() if not shared.users]
+        for target in idle[: max(0, len(idle) - _IDLE_CHANNELS)]:
+            await self.forget(target)

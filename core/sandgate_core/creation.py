@@ -1,0 +1,181 @@
+"""How a sandbox is made: from an admitted request to a running record, or to nothing.
+
+Write before act: the record stands in the store, with a handle under which the backend finds what it made, before the
+backend acts. Then the backend, then the agent's Init, then the record becomes ``running``; its life counts from there
+(C7). Whatever goes wrong on the way, the caller going away included, all of it is freed (C12).
+
+The work runs apart from the caller's task, because a cancellation in the middle of a write would leave the store and the
+memory apart. The caller's cancellation reaches the one part that may take long, the backend and its agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from sandgate_core import clock
+from sandgate_core.admission import Admitted
+from sandgate_core.agents import Agents
+from sandgate_core.ending import Ending
+from sandgate_core.errands import Errands
+from sandgate_core.identifiers import new_sandbox_id
+from sandgate_core.live import Live, LiveTable
+from sandgate_core.records import SandboxRecord
+from sandgate_core.states import State
+from sandgate_errors import Canceled, DeadlineExceeded
+from sandgate_plugin_api import Placement, SandboxRequest
+
+__all__ = ["Creation"]
+
+#: Seconds a backend has to give up after its time is over; one that does not is left behind, and freed by its handle.
+_GRACE = 5.0
+_log = structlog.get_logger(__name__)
+
+
+class _Attempt:
+    """One create that is under way, and the way to call it off."""
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self.placing: asyncio.Task[None] | None = None
+        self.placement: Placement | None = None
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        if self.placing is not None:
+            self.placing.cancel()
+
+
+class Creation:
+    """Makes sandboxes."""
+
+    def __init__(self, *, table: LiveTable, ending: Ending, agents: Agents, errands: Errands, patience: float) -> None:
+        self._table = table
+        self._ending = ending
+        self._agents = agents
+        self._errands = errands
+        self._patience = patience
+        self._attempts: set[_Attempt] = set()
+
+    async def create(self, admitted: Admitted, *, owner: str) -> Live:
+        """A running sandbox. Cancelled: leaves nothing, even when it was ready just then."""
+        attempt = _Attempt()
+        making = self._errands.start(self._run(attempt, admitted, owner=owner))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._errands.post(self._take_back(attempt, making), "an abandoned sandbox could not be ended")
+            raise
+
+    def abandon_all(self) -> None:
+        """Call off what is under way, when the core stops."""
+        for attempt in self._attempts:
+            attempt.abandon()
+
+    async def _take_back(self, attempt: _Attempt, making: asyncio.Task[Live]) -> None:
+        attempt.abandon()
+        await asyncio.wait({making})
+        if making.cancelled() or making.exception() is not None:
+            return
+        live = making.result()
+        async with live.lock:
+            if live.record.state.shown:
+                await self._table.move(live, State.KILLING, note="the caller of create went away")
+                await self._ending.free(live, final=State.KILLED, note="the caller of create went away")
+
+    async def _run(self, attempt: _Attempt, admitted: Admitted, *, owner: str) -> Live:
+        self._attempts.add(attempt)
+        try:
+            record, request = _plan(admitted, owner=owner)
+            live = await self._table.add(record, note="create")
+            async with live.lock:
+                await self._make(attempt, live, admitted=admitted, request=request)
+            return live
+        finally:
+            self._attempts.discard(attempt)
+
+    async def _make(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
+        try:
+            placement = await self._placed(attempt, live, admitted=admitted, request=request)
+            live.agent = placement.agent
+            started = clock.now()
+            await self._table.move(
+                live,
+                State.RUNNING,
+                note="ready",
+                handle=dict(placement.handle),
+                started_at=started,
+                end_at=started + live.record.timeout,
+            )
+        except BaseException:
+            if attempt.placement is not None:
+                live.record = replace(live.record, handle=dict(attempt.placement.handle))
+            await self._ending.free(live, final=State.FAILED, note="create failed")
+            raise
+        _log.info("sandbox created", sandbox=live.record.id, backend=live.record.backend, owner=live.record.owner)
+
+    async def _placed(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> Placement:
+        if attempt.abandoned:
+            raise Canceled("the caller went away")
+        placing = attempt.placing = self._errands.start(self._place(attempt, live, admitted=admitted, request=request))
+        await asyncio.wait({placing}, timeout=self._patience)
+        if not placing.done():
+            placing.cancel()
+            await asyncio.wait({placing}, timeout=_GRACE)
+            if not placing.done():
+                self._errands.post(_free_late(placing, live, admitted), "what was made too late could not be freed")
+            raise DeadlineExceeded(f"the sandbox was not ready within {self._patience:g} seconds", should_retry=False)
+        if attempt.abandoned:
+            raise Canceled("the caller went away")
+        if placing.cancelled():
+            raise RuntimeError(f"backend '{admitted.backend.name}' cancelled its own create")
+        placing.result()
+        assert attempt.placement is not None  # noqa: S101 - set by _place before it returns
+        return attempt.placement
+
+    async def _place(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
+        # Noted before the agent is called: should that fail, it is this handle that must be destroyed.
+        attempt.placement = await admitted.backend.create(request, live.record.handle)
+        await self._agents.init(attempt.placement.agent, live.record)
+
+
+async def _free_late(placing: asyncio.Task[None], live: Live, admitted: Admitted) -> None:
+    """A backend that did not give up in time may still make something after its sandbox was freed."""
+    await asyncio.wait({placing})
+    _log.error(
+        "a backend went on after its create was cancelled", backend=admitted.backend.name, sandbox=live.record.id
+    )
+    await admitted.backend.destroy(live.record.handle)
+
+
+def _plan(admitted: Admitted, *, owner: str) -> tuple[SandboxRecord, SandboxRequest]:
+    spec, template = admitted.spec, admitted.template
+    request = SandboxRequest(
+        sandbox_id=new_sandbox_id(),
+        template=template,
+        allow_internet_access=spec.allow_internet_access,
+        metadata=dict(spec.metadata),
+    )
+    record = SandboxRecord(
+        id=request.sandbox_id,
+        owner=owner,
+        backend=admitted.backend.name,
+        template_id=template.id,
+        alias=admitted.alias,
+        state=State.CREATING,
+        created_at=clock.now(),
+        timeout=spec.timeout,
+        pause_on_timeout=spec.pause_on_timeout,
+        pause_memory=spec.pause_memory,
+        auto_resume=spec.auto_resume,
+        metadata=dict(spec.metadata),
+        envs=dict(spec.envs),
+        resources=template.resources,
+        allow_internet_access=spec.allow_internet_access,
+        network=spec.network,
+        secure=spec.secure,
+        handle=dict(admitted.backend.reserve(request)),
+    )
+    return record, request

@@ -1,0 +1,82 @@
+"""How a sandbox ends: everything it held is freed, however often that takes.
+
+A sandbox that is being ended is gone for callers first (state ``killing``; a half-made one was never shown) and is
+destroyed then, so nobody is sent to an agent that is going away (R14). Where the backend fails, the record stays in its
+state and the attempt is repeated; after a crash of the core the next start goes on (:mod:`sandgate_core.recovery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from sandgate_core.agents import Agents
+from sandgate_core.errands import Errands
+from sandgate_core.live import Live, LiveTable
+from sandgate_core.states import State
+from sandgate_plugin_api import Backend
+
+__all__ = ["Ending"]
+
+#: Seconds. What a backend frees may be large (a tree of files), so this only guards against one that never returns.
+_DESTROY_PATIENCE = 60.0
+_FIRST_RETRY = 1.0
+_LONGEST_RETRY = 60.0
+_log = structlog.get_logger(__name__)
+
+
+class Ending:
+    """Frees sandboxes."""
+
+    def __init__(self, *, table: LiveTable, backends: Mapping[str, Backend], agents: Agents, errands: Errands) -> None:
+        self._table = table
+        self._backends = backends
+        self._agents = agents
+        self._errands = errands
+        self._closed = False
+
+    async def free(self, live: Live, *, final: State, note: str, wait: float = _FIRST_RETRY) -> bool:
+        """Destroy a sandbox whose lock is held and bring its record to ``final``.
+
+        False: it could not be done now. The reason is in the log and the attempt is repeated after ``wait`` seconds.
+        """
+        record = live.record
+        try:
+            async with asyncio.timeout(_DESTROY_PATIENCE):
+                await self._backends[record.backend].destroy(record.handle)
+            if live.agent is not None:
+                await self._agents.forget(live.agent.target)
+            await self._table.move(live, final, note=note)
+        except Exception:
+            _log.exception("a sandbox could not be freed", sandbox=record.id, backend=record.backend, retry_in=wait)
+            self._try_again(live, final=final, note=note, wait=wait)
+            return False
+        _log.info("sandbox ended", sandbox=record.id, state=final.value, reason=note)
+        return True
+
+    def close(self) -> None:
+        """No further attempts: the next start of the core goes on."""
+        self._closed = True
+        for live in self._table:
+            if live.retry is not None:
+                live.retry.cancel()
+
+    def _try_again(self, live: Live, *, final: State, note: str, wait: float) -> None:
+        if self._closed:
+            return
+        if live.retry is not None:
+            live.retry.cancel()
+        again = min(2 * wait, _LONGEST_RETRY)
+
+        def attempt() -> None:
+            live.retry = None
+            self._errands.post(self._retry(live, final=final, note=note, wait=again), "a sandbox could not be freed")
+
+        live.retry = asyncio.get_running_loop().call_later(wait, attempt)
+
+    async def _retry(self, live: Live, *, final: State, note: str, wait: float) -> None:
+        async with live.lock:
+            if not live.record.state.ended:
+                await self.free(live, final=final, note=note, wait=wait)

@@ -1,0 +1,105 @@
+"""What happens around every gRPC call of the core: who calls, what an error becomes, one line in the log.
+
+The only place where errors become gRPC status. What is not of the taxonomy is our fault: it is logged under a reference
+id, and the caller gets that id and no text of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from sandgate_core import callers
+from sandgate_core.callers import Callers
+from sandgate_errors import SandgateError
+from sandgate_errors.grpc import status_of, trailers_of
+
+__all__ = ["Interceptor"]
+
+_HEALTH = "/grpc.health.v1.Health/"
+#: Characters of a message. It may quote what a caller sent, and gRPC refuses trailers above 8 KiB altogether; one
+#: character may take twelve bytes there.
+_LONGEST_MESSAGE = 500
+_LONGEST_REQUEST_ID = 128
+_log = structlog.get_logger(__name__)
+
+_Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Interceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of all services but health, which anybody may ask."""
+
+    def __init__(self, known: Callers) -> None:
+        self._callers = known
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method.startswith(_HEALTH):
+            found: grpc.RpcMethodHandler[Any, Any] | None = handler  # None: the library answers "unimplemented"
+            return found
+        if handler.request_streaming != handler.response_streaming:
+            raise TypeError(f"{method}: only unary calls and relayed streams are served here")
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._around(method, handler.stream_stream))
+        return grpc.unary_unary_rpc_method_handler(
+            self._around(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        )
+
+    def _around(self, method: str, behaviour: _Behaviour) -> Any:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            metadata = tuple(context.invocation_metadata() or ())
+            with structlog.contextvars.bound_contextvars(request_id=_request_id(metadata)):
+                began = time.perf_counter()
+                outcome = "CANCELLED"
+                try:
+                    callers.enter(self._callers.identify(metadata))
+                    answer = await behaviour(request, context)
+                    outcome = "OK"
+                    return answer
+                except asyncio.CancelledError:
+                    raise
+                except grpc.aio.AbortError:
+                    outcome = "passed on"
+                    raise
+                except SandgateError as error:
+                    outcome = status_of(error).name
+                    await _refuse(context, error)
+                except Exception:
+                    outcome = "INTERNAL"
+                    await _fail(context, method)
+                finally:
+                    _log.debug(
+                        "call", method=method, outcome=outcome, ms=round(1000 * (time.perf_counter() - began), 2)
+                    )
+
+        return guarded
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: SandgateError) -> NoReturn:
+    await context.abort(status_of(error), _bounded(error.message), trailers_of(error))
+
+
+async def _fail(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
+    reference = secrets.token_hex(6)
+    _log.exception("internal error", reference=reference, method=method)
+    await context.abort(grpc.StatusCode.INTERNAL, f"internal error, reference {reference}")
+
+
+def _bounded(message: str) -> str:
+    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def _request_id(metadata: tuple[tuple[str, str | bytes], ...]) -> str:
+    given = next((str(value) for key, value in metadata if key == "request-id"), "")
+    return given[:_LONGEST_REQUEST_ID] or secrets.token_hex(8)

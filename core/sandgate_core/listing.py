@@ -1,0 +1,116 @@
+"""Which sandboxes a list holds, in which order, and where a page ends (C17 to C23).
+
+Newest first, equal times by id; ascending is the exact reverse. A page token names the last entry of a page and the
+direction, not a number of entries, so a sandbox that ends between two pages shifts nothing: none comes twice, none is
+missed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sandgate_core.records import SandboxRecord
+from sandgate_core.states import State
+from sandgate_errors import InvalidArgument
+
+__all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "shown_state"]
+
+LARGEST_PAGE = 100
+_POSITION = re.compile(r"1([ad])(-?[0-9]{1,19})\.([a-z0-9]{1,64})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What to list."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    #: Shown states; empty: all.
+    states: frozenset[State] = frozenset()
+    #: Names that mean the template asked for; None: any template.
+    templates: frozenset[str] | None = None
+    #: Microseconds since 1970, inclusive.
+    started_after: int | None = None
+    ascending: bool = False
+    #: None: all in one page.
+    page_size: int | None = LARGEST_PAGE
+    page_token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page of a list."""
+
+    records: list[SandboxRecord]
+    #: Empty on the last page.
+    next_token: str
+    #: Running ones after filters, before paging (C20).
+    total_running: int
+
+
+def shown_state(state: State) -> State:
+    """What a client sees of a state (C14): resting states, and for a passing one the state it is as good as."""
+    match state:
+        case State.PAUSING | State.RESUMING | State.PAUSED:
+            return State.PAUSED
+        case State.SNAPSHOTTING | State.RUNNING:
+            return State.RUNNING
+        case _:
+            raise ValueError(f"a sandbox that is {state.value} is not shown")
+
+
+def page_of(records: Iterable[SandboxRecord], query: Query) -> Page:
+    """The page of ``records`` (all that the caller may see). Raises InvalidArgument for a token that is not ours."""
+    after = _position_of(query)
+    found = sorted((record for record in records if _matches(record, query)), key=_place)
+    if query.ascending:
+        found.reverse()
+    running = sum(shown_state(record.state) is State.RUNNING for record in found)
+    if after is not None:
+        found = [record for record in found if (_place(record) < after if query.ascending else _place(record) > after)]
+    size = len(found) if query.page_size is None else query.page_size
+    page = found[:size]
+    more = len(found) > len(page)
+    return Page(records=page, next_token=_token_of(page[-1], query) if more else "", total_running=running)
+
+
+def _place(record: SandboxRecord) -> tuple[int, str]:
+    """The sort key of "newest first, equal times by id"."""
+    return (-(record.started_at or 0), record.id)
+
+
+def _matches(record: SandboxRecord, query: Query) -> bool:
+    return (
+        record.state.shown
+        and (not query.states or shown_state(record.state) in query.states)
+        and (query.templates is None or record.template_id in query.templates)
+        and (query.started_after is None or (record.started_at or 0) >= query.started_after)
+        and all(record.metadata.get(key) == value for key, value in query.metadata.items())
+    )
+
+
+def _token_of(record: SandboxRecord, query: Query) -> str:
+    started, sandbox_id = _place(record)
+    text = f"1{'a' if query.ascending else 'd'}{started}.{sandbox_id}"
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _position_of(query: Query) -> tuple[int, str] | None:
+    if not query.page_token:
+        return None
+    found = _POSITION.fullmatch(_decoded(query.page_token))
+    if found is None or found[1] != ("a" if query.ascending else "d"):
+        raise InvalidArgument("the page token is not valid for this list")
+    return int(found[2]), found[3]
+
+
+def _decoded(token: str) -> str:
+    try:
+        # `validate` by alphabet: the decoder alone skips characters it does not know.
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        return raw.decode("ascii")
+    except (binascii.Error, ValueError):
+        return ""

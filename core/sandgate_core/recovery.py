@@ -1,0 +1,108 @@
+"""What a start of the core finds, put in order before the first call is served.
+
+Sandboxes do not depend on the gateway's processes, so after a stop or a crash the store and the world may differ. Each
+backend is asked what exists. What is known and there is adopted; what nobody knows is destroyed; a record whose sandbox
+is gone ends; what was under way is finished: a half-made sandbox is freed, one that was being killed is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+import structlog
+
+from sandgate_core.ending import Ending
+from sandgate_core.errands import Errands
+from sandgate_core.live import Live, LiveTable
+from sandgate_core.states import State
+from sandgate_errors import FailedPrecondition, SandgateError
+from sandgate_plugin_api import Backend, Survivor
+
+__all__ = ["Recovery"]
+
+#: Sandboxes looked at side by side; each may read a few files or ask a daemon.
+_AT_ONCE = 16
+#: Seconds. Long enough for a loaded machine, short enough that a start which hangs says so.
+_PATIENCE = 60.0
+_GONE = "it was gone when the core started"
+_HALF_MADE = "the core stopped while it was being made"
+_log = structlog.get_logger(__name__)
+
+
+class Recovery:
+    """Runs once, at start."""
+
+    def __init__(self, *, table: LiveTable, backends: Mapping[str, Backend], ending: Ending, errands: Errands) -> None:
+        self._table = table
+        self._backends = backends
+        self._ending = ending
+        self._errands = errands
+
+    async def run(self) -> None:
+        """Raises FailedPrecondition when a start would lose track of sandboxes."""
+        self._check_backends()
+        for name, backend in self._backends.items():
+            for survivor in await _surveyed(name, backend):
+                live = self._table.get(survivor.sandbox_id)
+                if live is None or live.record.backend != name:
+                    self._errands.post(
+                        _destroy_stranger(backend, survivor), "an unknown sandbox could not be destroyed"
+                    )
+        places = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._settle(live, places) for live in self._table))
+
+    def _check_backends(self) -> None:
+        orphans = Counter(live.record.backend for live in self._table if live.record.backend not in self._backends)
+        if orphans:
+            held = ", ".join(f"{count} in backend '{name}'" for name, count in sorted(orphans.items()))
+            raise FailedPrecondition(
+                f"there are live sandboxes whose backend is not configured ({held}): configure it again and kill them first"
+            )
+
+    async def _settle(self, live: Live, places: asyncio.Semaphore) -> None:
+        async with places, live.lock:
+            match live.record.state:
+                case State.CREATING:
+                    await self._ending.free(live, final=State.FAILED, note=_HALF_MADE)
+                case State.KILLING:
+                    await self._ending.free(live, final=State.KILLED, note="killed before the core stopped")
+                case State.PAUSED:
+                    pass
+                case State.RUNNING | State.SNAPSHOTTING | State.PAUSING | State.RESUMING:
+                    await self._adopt(live)
+
+    async def _adopt(self, live: Live) -> None:
+        record = live.record
+        async with asyncio.timeout(_PATIENCE):
+            placement = await self._backends[record.backend].locate(record.handle)
+        if placement is None:
+            await self._table.move(live, State.KILLING, note=_GONE)
+            await self._ending.free(live, final=State.FAILED, note=_GONE)
+            return
+        live.agent = placement.agent
+        if record.state is not State.RUNNING:
+            await self._table.move(
+                live, State.RUNNING, note="the core stopped during an operation", handle=dict(placement.handle)
+            )
+        elif dict(placement.handle) != dict(record.handle):
+            await self._table.amend(live, handle=dict(placement.handle))
+        _log.info("sandbox adopted", sandbox=record.id, backend=record.backend)
+
+
+async def _surveyed(name: str, backend: Backend) -> list[Survivor]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return list(await backend.survey())
+    except SandgateError as error:
+        raise FailedPrecondition(f"backend '{name}' cannot say which sandboxes exist: {error.message}") from error
+    except TimeoutError:
+        raise FailedPrecondition(
+            f"backend '{name}' does not say which sandboxes exist within {_PATIENCE:g} s"
+        ) from None
+
+
+async def _destroy_stranger(backend: Backend, survivor: Survivor) -> None:
+    _log.warning("destroying a sandbox that nobody knows", sandbox=survivor.sandbox_id, backend=backend.name)
+    await backend.destroy(survivor.handle)

@@ -1,0 +1,76 @@
+"""The tables of the store, as the newest migration leaves them; a test compares the two.
+
+Times are microseconds since 1970. JSON is text in SQLite and JSON in PostgreSQL; nothing is searched inside it.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+__all__ = ["HEAD", "api_keys", "meta", "metadata", "sandboxes", "transitions"]
+
+#: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
+HEAD = "0001"
+
+metadata = sa.MetaData()
+
+sandboxes = sa.Table(
+    "sandboxes",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("backend", sa.String(64), nullable=False),
+    sa.Column("template_id", sa.Text, nullable=False),
+    sa.Column("alias", sa.Text, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.BigInteger),
+    sa.Column("end_at", sa.BigInteger),
+    sa.Column("ended_at", sa.BigInteger),
+    sa.Column("timeout", sa.BigInteger, nullable=False),
+    sa.Column("pause_on_timeout", sa.Boolean, nullable=False),
+    sa.Column("pause_memory", sa.Boolean, nullable=False),
+    sa.Column("auto_resume", sa.Boolean, nullable=False),
+    sa.Column("metadata", sa.JSON, nullable=False),
+    sa.Column("envs", sa.JSON, nullable=False),
+    sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("allow_internet_access", sa.Boolean, nullable=False),
+    sa.Column("network", sa.JSON(none_as_null=True)),
+    sa.Column("secure", sa.Boolean, nullable=False),
+    sa.Column("token_version", sa.Integer, nullable=False),
+    sa.Column("handle", sa.JSON, nullable=False),
+    sa.Index("sandboxes_by_state", "state"),
+    sa.Index("sandboxes_by_end", "ended_at"),
+)
+
+#: The history of each record; the store keeps the last entries only.
+transitions = sa.Table(
+    "transitions",
+    metadata,
+    sa.Column("sandbox_id", sa.String(64), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("revision", sa.Integer, primary_key=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("from_state", sa.String(16)),
+    sa.Column("to_state", sa.String(16), nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("id", sa.String(16), primary_key=True),
+    sa.Column("digest", sa.String(64), nullable=False, unique=True),
+    sa.Column("prefix", sa.String(16), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("revoked_at", sa.BigInteger),
+)
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)

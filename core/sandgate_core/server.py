@@ -1,0 +1,174 @@
+"""The core as a whole: the store, the sandboxes and the gRPC server on top of them.
+
+Opened in the order of dependence and closed in the reverse one. The server answers only when the start is complete: what
+the store and the backends hold has been put in order, so no call sees a state that is about to be corrected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc
+from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
+from sandgate_core.callers import DEFAULT_OWNER, Callers
+from sandgate_core.interception import Interceptor
+from sandgate_core.keys import Keys
+from sandgate_core.sandboxes import Sandboxes
+from sandgate_core.services import KeyService, Relay, SandboxService
+from sandgate_core.settings import Settings
+from sandgate_core.states import State
+from sandgate_core.store import Store
+from sandgate_core.tokens import Tokens
+from sandgate_errors import FailedPrecondition
+from sandgate_plugin_api import Backend
+
+__all__ = ["Core", "run_core"]
+
+#: Seconds for calls that are under way when the core stops. Streams of the relay do not end by themselves; their callers
+#: attach again, which is what they do after a crash too.
+_DRAIN = 2.0
+_FINGERPRINT = "seed-fingerprint"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # By default two servers may share one TCP port without noticing, and each would get half of the calls.
+    ("grpc.so_reuseport", 0),
+]
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """A core that serves."""
+
+    #: Whether ``first_key`` was added at this start.
+    first_key_created: bool
+    #: gRPC targets, as configured but with the ports that were chosen.
+    targets: list[str]
+
+
+@asynccontextmanager
+async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> AsyncIterator[Core]:
+    """Serves while the block runs. ``backends`` are opened, and stay the caller's to close.
+
+    Raises FailedPrecondition with one line for the operator.
+    """
+    store = await Store.open(url=settings.database, state_dir=settings.state_dir)
+    try:
+        tokens = Tokens(settings.seed_bytes)
+        await _check_seed(store, tokens)
+        keys = Keys(store)
+        first_key = None if settings.first_key is None else settings.first_key.get_secret_value()
+        created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
+        await keys.load()
+        async with (
+            _agents() as agents,
+            _sandboxes(settings, store, backends, agents) as sandboxes,
+            _served(settings, sandboxes, keys=keys, tokens=tokens, agents=agents) as targets,
+        ):
+            yield Core(first_key_created=created, targets=targets)
+    finally:
+        await store.close()
+
+
+async def _check_seed(store: Store, tokens: Tokens) -> None:
+    """Refuse to hand out tokens that differ from those the clients of protected sandboxes hold."""
+    known = await store.remembered(_FINGERPRINT)
+    if known == tokens.fingerprint:
+        return
+    protected = [record for record in await store.live() if record.secure and record.state is not State.KILLING]
+    if known is not None and protected:
+        raise FailedPrecondition(
+            f"the seed is not the one that {len(protected)} protected sandboxes were made with: "
+            "restore the seed, or kill them with it first"
+        )
+    await store.remember(_FINGERPRINT, tokens.fingerprint)
+
+
+@asynccontextmanager
+async def _agents() -> AsyncIterator[Agents]:
+    agents = Agents()
+    try:
+        yield agents
+    finally:
+        await agents.close()
+
+
+@asynccontextmanager
+async def _sandboxes(
+    settings: Settings, store: Store, backends: Mapping[str, Backend], agents: Agents
+) -> AsyncIterator[Sandboxes]:
+    sandboxes = Sandboxes(
+        store=store,
+        backends=backends,
+        default_backend=settings.default_backend,
+        agents=agents,
+        max_timeout=settings.max_timeout,
+        create_timeout=settings.create_timeout,
+    )
+    started = False
+    try:
+        await sandboxes.start()
+        started = True
+        yield sandboxes
+    finally:
+        # A start that failed is not an order to end what it found.
+        await sandboxes.stop(kill=started and settings.on_exit == "kill")
+
+
+@asynccontextmanager
+async def _served(
+    settings: Settings, sandboxes: Sandboxes, *, keys: Keys, tokens: Tokens, agents: Agents
+) -> AsyncIterator[list[str]]:
+    callers = Callers(keys, internal_token=settings.internal_token.get_secret_value())
+    server = grpc.aio.server(interceptors=[Interceptor(callers)], options=_OPTIONS)
+    service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
+    sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
+    keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(keys), server)
+    server.add_generic_rpc_handlers((Relay(sandboxes, agents),))
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    targets = [_listen(server, target) for target in settings.targets]
+    try:
+        await server.start()
+        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        _log.info("the core serves", targets=targets)
+        yield targets
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(_DRAIN)
+        _remove_sockets(targets)
+
+
+def _listen(server: grpc.aio.Server, target: str) -> str:
+    """Bind ``target``; its name with the real port. Raises FailedPrecondition."""
+    path = _socket_of(target)
+    if path is not None:
+        # The lock of the state directory is ours, so a socket that is there was left by a core that was killed.
+        path.unlink(missing_ok=True)
+    try:
+        port = server.add_insecure_port(target)
+    except RuntimeError as error:
+        raise FailedPrecondition(f"the core cannot listen on {target}: in use, or not permitted") from error
+    if path is not None:
+        os.chmod(path, 0o600)
+        return target
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def _remove_sockets(targets: list[str]) -> None:
+    for target in targets:
+        if (path := _socket_of(target)) is not None:
+            path.unlink(missing_ok=True)
+
+
+def _socket_of(target: str) -> Path | None:
+    return Path(target.removeprefix("unix:")) if target.startswith("unix:") else None

@@ -1,0 +1,7 @@
+"""The gRPC services of the core: messages to domain and back, nothing else."""
+
+from sandgate_core.services.keys import KeyService
+from sandgate_core.services.relay import Relay
+from sandgate_core.services.sandboxes import SandboxService
+
+__all__ = ["KeyService", "Relay", "SandboxService"]

@@ -1,0 +1,138 @@
+"""The relay: the agents' services on the core's address, for callers that cannot reach an agent themselves.
+
+A call that names a sandbox in ``sandbox-id`` goes to that sandbox's agent as bytes: nothing is decoded, so a method that
+a newer agent offers needs no change here, and one that it does not is refused by the agent itself. Deadline,
+cancellation, status, message, initial and trailing metadata pass; credentials of the gateway do not, and the agent's
+token is put in. One message at a time is held each way: a slow reader slows the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+
+from sandgate_core.agents import AGENT_TOKEN, Agents
+from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, current
+from sandgate_core.sandboxes import Sandboxes
+from sandgate_errors import InvalidArgument, PermissionDenied, SandboxUnreachable
+from sandgate_plugin_api import AgentAddress
+
+__all__ = ["SANDBOX_ID", "Relay"]
+
+SANDBOX_ID = "sandbox-id"
+_ENVD_SERVICES = "/sandgate_api.envd.v1."
+_AGENT_SERVICE = "/sandgate_api.agent.v1.Agent/"
+#: The core's own call: a caller could give the sandbox another identity with it.
+_INIT = _AGENT_SERVICE + "Init"
+_OURS = frozenset({API_KEY, INTERNAL_TOKEN, SANDBOX_ID, AGENT_TOKEN})
+#: What belongs to one connection and is set anew by the library on the next.
+_HOP = ("grpc-", "user-agent", "content-type", "te", ":")
+
+_Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Serves every method of the agents' services."""
+
+    def __init__(self, sandboxes: Sandboxes, agents: Agents) -> None:
+        self._sandboxes = sandboxes
+        self._agents = agents
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        method = str(handler_call_details.method)
+        if not method.startswith((_ENVD_SERVICES, _AGENT_SERVICE)):
+            return None
+
+        async def behaviour(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            await self._call(method, context)
+
+        relay: Any = behaviour  # the stubs know handlers of the synchronous server only
+        return grpc.stream_stream_rpc_method_handler(relay)
+
+    async def _call(self, method: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        metadata = _pairs(context.invocation_metadata())
+        sandbox_id = _sandbox_of(metadata)
+        if method == _INIT:
+            raise PermissionDenied("Init is the gateway's own call")
+        record, address = self._sandboxes.locate(sandbox_id, current())
+        async with self._agents.channel(address.target) as channel:
+            call: Any = channel.stream_stream(method)(timeout=_remaining(context), metadata=_onward(metadata, address))
+            try:
+                await _pass(call, context)
+                code, details = await call.code(), await call.details()
+                trailing = _pairs(await call.trailing_metadata())
+            finally:
+                # The caller went away, or one direction failed: the agent must not go on for nobody.
+                call.cancel()
+            lost = code is grpc.StatusCode.UNAVAILABLE and channel.get_state() is not grpc.ChannelConnectivity.READY
+        if lost:
+            await self._lost(record.id)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    async def _lost(self, sandbox_id: str) -> None:
+        """The agent could not be reached: say whether the sandbox is gone, without the transport's text."""
+        await self._sandboxes.look_again(sandbox_id, current())
+        self._sandboxes.locate(sandbox_id, current())
+        raise SandboxUnreachable("the sandbox is there, but its agent does not answer")
+
+
+async def _pass(call: Any, context: Any) -> None:
+    """Both directions, until the agent has ended its side; the caller's side may stay open longer."""
+    sending = asyncio.create_task(_send(call, context))
+    try:
+        await _receive(call, context)
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+    # The agent's status tells why it ended; a fault of our own on the way there must not be lost.
+    if not sending.cancelled() and (fault := sending.exception()) is not None:
+        raise fault
+
+
+async def _send(call: Any, context: Any) -> None:
+    while (message := await context.read()) is not grpc.aio.EOF:
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the agent has ended the call: its status says why
+    try:
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+
+
+async def _receive(call: Any, context: Any) -> None:
+    try:
+        initial = _pairs(await call.initial_metadata())
+        if initial:
+            await context.send_initial_metadata(initial)
+        while (message := await call.read()) is not grpc.aio.EOF:
+            await context.write(message)
+    except grpc.aio.AioRpcError:
+        return  # its code, text and trailing metadata are read from the call
+
+
+def _sandbox_of(metadata: _Metadata) -> str:
+    named = [str(value) for key, value in metadata if key == SANDBOX_ID]
+    if len(named) != 1:
+        raise InvalidArgument("name one sandbox in the metadata sandbox-id")
+    return named[0]
+
+
+def _onward(metadata: _Metadata, address: AgentAddress) -> _Metadata:
+    passed = ((key, value) for key, value in metadata if key not in _OURS and not key.startswith(_HOP))
+    return (*passed, (AGENT_TOKEN, address.token))
+
+
+def _pairs(metadata: Iterable[Any] | None) -> _Metadata:
+    return tuple((key, value) for key, value in metadata or ())
+
+
+def _remaining(context: grpc.aio.ServicerContext[bytes, bytes]) -> float | None:
+    remaining: float | None = context.time_remaining()
+    return remaining

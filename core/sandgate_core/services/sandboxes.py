@@ -1,0 +1,178 @@
+"""``SandboxService``: the control plane, and ``Locate``, the data plane's one question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_core import clock
+from sandgate_core.admission import CreateSpec
+from sandgate_core.callers import current
+from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
+from sandgate_core.records import NetworkRules, SandboxRecord
+from sandgate_core.sandboxes import Sandboxes
+from sandgate_core.states import State
+from sandgate_core.tokens import Tokens
+from sandgate_errors import InvalidArgument
+
+__all__ = ["SandboxService"]
+
+_STATES = {
+    sandboxes_pb2.SANDBOX_STATE_RUNNING: State.RUNNING,
+    sandboxes_pb2.SANDBOX_STATE_PAUSED: State.PAUSED,
+}
+_STATE_OF = {state: message for message, state in _STATES.items()}
+
+
+class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
+    """protobuf <-> :class:`sandgate_core.sandboxes.Sandboxes`."""
+
+    def __init__(self, sandboxes: Sandboxes, *, tokens: Tokens, envd_version: str) -> None:
+        self._sandboxes = sandboxes
+        self._tokens = tokens
+        self._envd_version = envd_version
+
+    async def Create(self, request: sandboxes_pb2.CreateRequest, context: Any) -> sandboxes_pb2.CreateResponse:  # noqa: N802
+        record = await self._sandboxes.create(_spec_of(request), current())
+        return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
+
+    async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
+        return sandboxes_pb2.GetResponse(sandbox=self._message_of(self._sandboxes.get(request.id, current())))
+
+    async def List(self, request: sandboxes_pb2.ListRequest, context: Any) -> sandboxes_pb2.ListResponse:  # noqa: N802
+        page = await self._sandboxes.list(_query_of(request), current(), template=request.template or None)
+        return sandboxes_pb2.ListResponse(
+            sandboxes=map(self._message_of, page.records),
+            next_page_token=page.next_token,
+            total_running=page.total_running,
+        )
+
+    async def Kill(self, request: sandboxes_pb2.KillRequest, context: Any) -> sandboxes_pb2.KillResponse:  # noqa: N802
+        await self._sandboxes.kill(request.id, current())
+        return sandboxes_pb2.KillResponse()
+
+    async def SetTimeout(  # noqa: N802
+        self, request: sandboxes_pb2.SetTimeoutRequest, context: Any
+    ) -> sandboxes_pb2.SetTimeoutResponse:
+        if not request.HasField("timeout"):
+            # An absent duration reads as zero, which would end the sandbox.
+            raise InvalidArgument("timeout is missing")
+        end = await self._sandboxes.set_timeout(
+            request.id, current(), timeout=_microseconds(request.timeout), extend_only=request.extend_only
+        )
+        return sandboxes_pb2.SetTimeoutResponse(end_at=_timestamp(end))
+
+    async def Connect(self, request: sandboxes_pb2.ConnectRequest, context: Any) -> sandboxes_pb2.ConnectResponse:  # noqa: N802
+        record = await self._sandboxes.connect(request.id, current(), timeout=_microseconds(request.timeout))
+        return sandboxes_pb2.ConnectResponse(sandbox=self._message_of(record), resumed=False)
+
+    async def Locate(self, request: sandboxes_pb2.LocateRequest, context: Any) -> sandboxes_pb2.LocateResponse:  # noqa: N802
+        caller = current()
+        caller.must_be_internal()
+        record, agent = self._sandboxes.locate(request.id, caller)
+        return sandboxes_pb2.LocateResponse(
+            sandbox=self._message_of(record),
+            agent=sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
+        )
+
+    def _message_of(self, record: SandboxRecord) -> sandboxes_pb2.Sandbox:
+        return sandboxes_pb2.Sandbox(
+            id=record.id,
+            template_id=record.template_id,
+            alias=record.alias,
+            backend=record.backend,
+            state=_STATE_OF[shown_state(record.state)],
+            started_at=_timestamp(record.started_at or record.created_at),
+            end_at=_timestamp(record.end_at or record.created_at),
+            on_timeout=sandboxes_pb2.ON_TIMEOUT_PAUSE if record.pause_on_timeout else sandboxes_pb2.ON_TIMEOUT_KILL,
+            auto_resume=record.auto_resume,
+            metadata=record.metadata,
+            resources=sandboxes_pb2.Resources(
+                cpu_count=record.resources.cpu_count,
+                memory_mb=record.resources.memory_mb,
+                disk_size_mb=record.resources.disk_size_mb,
+            ),
+            allow_internet_access=record.allow_internet_access,
+            network=None if record.network is None else _message_of_rules(record.network),
+            envd_version=self._envd_version,
+            access_token=self._tokens.token_of(record.id, version=record.token_version) if record.secure else "",
+        )
+
+
+def _spec_of(request: sandboxes_pb2.CreateRequest) -> CreateSpec:
+    if request.on_timeout not in sandboxes_pb2.OnTimeout.values():
+        raise InvalidArgument(f"on_timeout {request.on_timeout} is not known")
+    return CreateSpec(
+        template=request.template_id,
+        timeout=_microseconds(request.timeout),
+        metadata=dict(request.metadata),
+        envs=dict(request.envs),
+        secure=request.secure,
+        allow_internet_access=request.allow_internet_access if request.HasField("allow_internet_access") else True,
+        pause_on_timeout=request.on_timeout == sandboxes_pb2.ON_TIMEOUT_PAUSE,
+        pause_memory=request.pause_memory if request.HasField("pause_memory") else True,
+        auto_resume=request.auto_resume,
+        network=_rules_of(request.network),
+    )
+
+
+def _rules_of(message: sandboxes_pb2.NetworkRules) -> NetworkRules | None:
+    """None where nothing is asked for: no message, an empty one, or what holds anyway."""
+    rules = NetworkRules(
+        allow_out=tuple(message.allow_out),
+        deny_out=tuple(message.deny_out),
+        allow_public_traffic=message.allow_public_traffic if message.HasField("allow_public_traffic") else None,
+        mask_request_host=message.mask_request_host,
+    )
+    return None if rules in {NetworkRules(), NetworkRules(allow_public_traffic=True)} else rules
+
+
+def _message_of_rules(rules: NetworkRules) -> sandboxes_pb2.NetworkRules:
+    return sandboxes_pb2.NetworkRules(
+        allow_out=rules.allow_out,
+        deny_out=rules.deny_out,
+        allow_public_traffic=rules.allow_public_traffic,
+        mask_request_host=rules.mask_request_host,
+    )
+
+
+def _query_of(request: sandboxes_pb2.ListRequest) -> Query:
+    if request.order not in sandboxes_pb2.Order.values():
+        raise InvalidArgument(f"order {request.order} is not known")
+    unknown = [state for state in request.states if state not in _STATES]
+    if unknown:
+        raise InvalidArgument(f"state {unknown[0]} is not known")
+    return Query(
+        metadata=dict(request.metadata),
+        states=frozenset(_STATES[state] for state in request.states),
+        started_after=_instant(request.started_after) if request.HasField("started_after") else None,
+        ascending=request.order == sandboxes_pb2.ORDER_ASC,
+        page_size=_page_size(request),
+        page_token=request.page_token,
+    )
+
+
+def _page_size(request: sandboxes_pb2.ListRequest) -> int | None:
+    if request.page_size < 0:
+        raise InvalidArgument("page_size must not be negative")
+    if request.all:
+        if request.page_size or request.page_token:
+            raise InvalidArgument("a list of all has no pages")
+        return None
+    return min(request.page_size or LARGEST_PAGE, LARGEST_PAGE)
+
+
+def _microseconds(duration: Duration) -> int:
+    return int(duration.seconds) * clock.MICROSECONDS + int(duration.nanos) // 1_000
+
+
+def _instant(timestamp: Timestamp) -> int:
+    return int(timestamp.seconds) * clock.MICROSECONDS + int(timestamp.nanos) // 1_000
+
+
+def _timestamp(microseconds: int) -> Timestamp:
+    seconds, rest = divmod(microseconds, clock.MICROSECONDS)
+    return Timestamp(seconds=seconds, nanos=rest * 1_000)
