@@ -123,9 +123,9 @@ class MultipartParser:
         found = data.find(self._delimiter)
         if found >= 0:
             return data[:found], data[found:]
-        start = data.rfind(b"\r", -len(self._delimiter) + 1)
+        start = data.find(b"\r", max(0, len(data) - len(self._delimiter) + 1))
         while start >= 0 and not self._delimiter.startswith(data[start:]):
-            start = data.rfind(b"\r", len(data) - len(self._delimiter) + 1 if start else 0, start)
+            start = data.find(b"\r", start + 1)
         if start < 0:
             return data, b""
         self._kept = data[start:]
