@@ -116,15 +116,6 @@ def test_package_says_what_it_offers(package: Path) -> None:
     assert set(offered[0]) - bound - modules == set()
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_package_is_in_a_distribution(package: Path) -> None:
-    if package.is_relative_to(ROOT / "tests"):
-        pytest.skip("belongs to the tests, not to a distribution")
-    project = next(folder for folder in package.parents if (folder / "pyproject.toml").is_file())
-    settings = tomllib.loads((project / "pyproject.toml").read_text())
-    assert str(package.relative_to(project)) in settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-
-
 def test_distributions_have_one_version() -> None:
     versions = {
         relative(path): tomllib.loads(path.read_text())["project"]["version"]
