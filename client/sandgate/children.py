@@ -8,6 +8,7 @@ that pipe when the front dies, so even SIGKILL of the front ends its children.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -44,18 +45,36 @@ class Kind:
     ready_within: float
 
 
+class _Pipes(asyncio.subprocess.SubprocessStreamProtocol):
+    """The child's pipes as streams, and its end as an event of its own.
+
+    ``asyncio.subprocess.Process.wait`` is no use here: it also waits for the pipes, which a grandchild may hold open for
+    as long as it likes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(limit=_READY_LIMIT, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
 class Child:
     """A started and ready process. ``start`` is the way to one; ``stop`` ends it, however it is."""
 
-    def __init__(self, kind: Kind, process: asyncio.subprocess.Process, log: Log) -> None:
+    def __init__(self, kind: Kind, transport: asyncio.SubprocessTransport, pipes: _Pipes, log: Log) -> None:
         self.kind = kind
-        self._process = process
-        self._log = log
-        self._pumps: list[asyncio.Task[None]] = []
+        self.pid: int = transport.get_pid()
         #: What its ready line said.
         self.ready: Mapping[str, object] = {}
         #: On the monotonic clock.
         self.ready_since = 0.0
+        self._transport = transport
+        self._pipes = pipes
+        self._log = log
+        self._pumps: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(cls, kind: Kind, settings: Mapping[str, object], *, log: Log, tasks: asyncio.TaskGroup) -> Child:
@@ -64,11 +83,12 @@ class Child:
         Raises Unavailable with the child's own line when it does not come up; nothing of it is left then, nor after a
         cancellation.
         """
-        child = cls(kind, await _spawn(kind), log)
+        child = cls(kind, *await _spawn(kind), log)
         try:
             child._pumps.append(tasks.create_task(child._pump(child._stream(2))))
             async with asyncio.timeout(kind.ready_within):
-                await child._give(settings)
+                # Not awaited: one that has no wish to read may still say why, or end.
+                child._input.write(json.dumps(settings).encode() + b"\n")
                 child.ready = await child._ready_line()
             child.ready_since = time.monotonic()
         except TimeoutError:
@@ -81,62 +101,56 @@ class Child:
         child._pumps.append(tasks.create_task(child._pump(child._stream(1))))
         return child
 
-    async def ended(self) -> int:
-        """Wait for the end; the exit status, negative for a signal."""
-        return await self._process.wait()
+    async def ended(self) -> None:
+        """Wait for its end."""
+        await self._pipes.exited.wait()
 
     @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+    def manner_of_end(self) -> str:
+        """How it ended, for the log."""
+        return _manner(self._transport.get_returncode())
 
     async def stop(self, *, grace: float, hurry: asyncio.Event | None = None, hurried_grace: float = 0) -> bool:
         """Order it to stop, and make sure. True if it obeyed in time; ``hurry`` shortens the time that is left."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._input.close()
         obeyed = await self._ends_within(grace, hurry)
         if not obeyed and hurry is not None and hurry.is_set():
             obeyed = await self._ends_within(hurried_grace, None)
         if not obeyed:
-            self._kill()
-        await self._process.wait()
-        await self._last_words()
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.kill()
+        await self.ended()
+        await self._close()
         return obeyed
 
     async def _ends_within(self, grace: float, hurry: asyncio.Event | None) -> bool:
-        if self._process.returncode is not None:
-            return True
-        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(self._process.wait())]
-        if hurry is not None:
-            waits.append(asyncio.ensure_future(hurry.wait()))
+        events = [self._pipes.exited, *([hurry] if hurry is not None else [])]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        return self._process.returncode is not None
+        return self._pipes.exited.is_set()
 
-    def _kill(self) -> None:
-        try:
-            self._process.send_signal(signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    async def _close(self) -> None:
+        """Log its last words, then close our ends, whoever still holds the others."""
+        if self._pumps:
+            await asyncio.wait(self._pumps, timeout=_LAST_WORDS)
+        self._transport.close()
+        for pump in self._pumps:
+            pump.cancel()
 
-    async def _give(self, settings: Mapping[str, object]) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None  # noqa: S101 - a pipe was asked for
-        try:
-            stdin.write(json.dumps(settings).encode() + b"\n")
-            await stdin.drain()
-        except ConnectionError:
-            pass  # It has ended; its ready line or status says more.
+    @property
+    def _input(self) -> asyncio.StreamWriter:
+        assert self._pipes.stdin is not None  # noqa: S101 - a pipe was asked for
+        return self._pipes.stdin
 
     async def _ready_line(self) -> Mapping[str, object]:
         raw = await self._first_line()
         if not raw:
-            status = await self._process.wait()
-            raise Unavailable(f"{self.kind.name} ended before it was ready ({_manner(status)})")
+            await self.ended()
+            raise Unavailable(f"{self.kind.name} ended before it was ready ({self.manner_of_end})")
         try:
             answer = json.loads(raw)
         except ValueError:
@@ -156,7 +170,7 @@ class Child:
             raise Unavailable(f"{self.kind.name} did not say that it is ready") from None
 
     def _stream(self, number: int) -> asyncio.StreamReader:
-        stream = self._process.stdout if number == 1 else self._process.stderr
+        stream = self._pipes.stdout if number == 1 else self._pipes.stderr
         assert stream is not None  # noqa: S101 - a pipe was asked for
         return stream
 
@@ -168,20 +182,10 @@ class Child:
                 self._log.line(line, process=self.kind.name)
         self._log.line(lines.end(), process=self.kind.name)
 
-    async def _last_words(self) -> None:
-        if self._pumps:
-            await asyncio.wait(self._pumps, timeout=_LAST_WORDS)
-        for pump in self._pumps:
-            pump.cancel()
 
-    @property
-    def manner_of_end(self) -> str:
-        """How it ended, for the log."""
-        return _manner(self._process.returncode)
-
-
-async def _spawn(kind: Kind) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+async def _spawn(kind: Kind) -> tuple[asyncio.SubprocessTransport, _Pipes]:
+    return await asyncio.get_running_loop().subprocess_exec(
+        _Pipes,
         sys.executable,
         "-P",  # "-m" would put the working directory first on the path, where anything may lie
         "-m",
@@ -193,7 +197,6 @@ async def _spawn(kind: Kind) -> asyncio.subprocess.Process:
         env=_environment(kind),
         # Ctrl-C in a terminal goes to the whole group; the order in which children stop is the front's to choose.
         start_new_session=True,
-        limit=_READY_LIMIT,
     )
 
 

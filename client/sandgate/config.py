@@ -87,8 +87,12 @@ class Settings(BaseModel):
     grpc_listen: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="more gRPC addresses of the core, `host:port` or `unix:/path`, besides its own socket"
     )
-    max_timeout: Number = Field(86_400, ge=1, description="longest life of a sandbox, in seconds")
-    create_timeout: Number = Field(60, ge=1, description="longest time that making a sandbox may take, in seconds")
+    max_timeout: Number = Field(
+        86_400, ge=1, le=100 * 365 * 86_400, description="longest life of a sandbox, in seconds"
+    )
+    create_timeout: Number = Field(
+        60, ge=1, le=3600, description="longest time that making a sandbox may take, in seconds"
+    )
     max_rpc_bytes: Number = Field(
         64 * 1024 * 1024, ge=64 * 1024, le=1024 * 1024 * 1024, description="largest RPC message, in bytes"
     )

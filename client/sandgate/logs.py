@@ -85,7 +85,8 @@ class Log:
 
     def _event(self, event: dict[str, Any]) -> None:
         if self._render is None:
-            self._write(json.dumps(event, ensure_ascii=False, default=str))
+            # ASCII only: a JSON string may hold C1 controls, and a terminal may be the reader after all.
+            self._write(json.dumps(event, default=str))
         else:
             self._write(self._render(event))
 
