@@ -1,0 +1,30 @@
+"""Headers that ask for time (behaviour T1, T4, T5, O14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
+from sandgate_errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [(None, None), ("0", None), ("000", None), ("1", 1), ("60000", 60000), ("9999999999", 9999999999)],
+)
+def test_time_limit_is_whole_milliseconds_and_zero_is_none(header, expected):
+    assert timeout_ms(header) == expected
+
+
+@pytest.mark.parametrize("header", ["", " ", "-1", "+1", "1.5", "1e3", "abc", "12345678901", "１２", "1_0"])
+def test_any_other_time_limit_is_invalid(header):
+    with pytest.raises(InvalidArgument, match="Connect-Timeout-Ms"):
+        timeout_ms(header)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [(None, None), ("50", 50), ("007", 7), ("0", None), ("-5", None), ("x", None), ("1.5", None), ("9" * 30, None)],
+)
+def test_unreadable_interval_is_left_to_the_agent(header, expected):
+    assert keepalive_seconds(header) == expected
