@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from sandgate_testing.leftovers import processes_of, remains_of
+from sandgate_testing.leftovers import processes_of, remains_of, sandboxes_of
 from sandgate_testing.raw_http import RawReply, envelope, envelopes
 from sandgate_testing.requirements import need
 
 
 @contextlib.contextmanager
-def running(*command: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    *command: str, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has said a line, and so is past its start."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=cwd) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -57,12 +59,19 @@ def test_process_inside_a_sandbox_is_found_by_its_root(tmp_path: Path) -> None:
         assert "cat" in processes_of(tmp_path).values()
 
 
-def test_socket_and_sandbox_folder_are_found(tmp_path: Path) -> None:
-    folder = tmp_path / "i0123456789abcdefghij"
-    folder.mkdir()
+def test_process_is_found_by_where_it_works(tmp_path: Path) -> None:
+    with running("env", "-i", sys.executable, "-c", WAIT, cwd=tmp_path) as process:
+        assert list(processes_of(tmp_path)) == [process.pid]
+
+
+def test_socket_and_box_are_found(tmp_path: Path) -> None:
+    box = tmp_path / "boxes" / "b1"
+    box.mkdir(parents=True)
+    (box / "record.json").write_text('{"sandbox_id": "i1"}')
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "agent.sock"))
-        assert remains_of(tmp_path) == [f"socket {folder / 'agent.sock'}", f"sandbox folder {folder}"]
+        listener.bind(str(box / "agent.sock"))
+        assert remains_of(tmp_path) == [f"socket {box / 'agent.sock'}", f"box {box}"]
+    assert sandboxes_of(tmp_path) == {"i1": box}
 
 
 def test_end_frame_must_be_there_and_whole() -> None:

@@ -1,19 +1,18 @@
 """What a gateway left on the machine: processes, sockets and sandboxes that still belong to its state directory.
 
-A process belongs to it when its command line or environment names the directory, or when one of its mounts comes from
-there: that is how a process inside a sandbox, which sees neither, is found.
+A process belongs to it when its command line, environment or working directory names the directory, or when one of its
+mounts comes from there: that is how a process inside a sandbox is found, which knows nothing of the outside.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 __all__ = ["processes_of", "remains_of", "sandboxes_of"]
-
-_SANDBOX_ID = re.compile(r"i[a-z0-9]{20}")
 
 
 def remains_of(state_dir: Path) -> list[str]:
@@ -21,7 +20,7 @@ def remains_of(state_dir: Path) -> list[str]:
     return [
         *(f"process {pid}: {command}" for pid, command in processes_of(state_dir).items()),
         *(f"socket {path}" for path in _sockets_below(state_dir)),
-        *(f"sandbox folder {path}" for path in sandboxes_of(state_dir)),
+        *(f"box {path}" for path in _boxes(state_dir)),
     ]
 
 
@@ -31,9 +30,21 @@ def processes_of(state_dir: Path) -> dict[int, str]:
     return {pid: command for pid, command in _processes() if any(marker in text for text in _traces(pid))}
 
 
-def sandboxes_of(state_dir: Path) -> list[Path]:
-    """Folders that carry a sandbox's id."""
-    return [path for path in _below(state_dir) if _SANDBOX_ID.fullmatch(path.name)]
+def sandboxes_of(state_dir: Path) -> Mapping[str, Path]:
+    """Folders of the process backend's boxes by the sandbox each belongs to; those of nobody by their own name."""
+    return {_owner(box) or box.name: box for box in _boxes(state_dir)}
+
+
+def _boxes(state_dir: Path) -> list[Path]:
+    return [path for path in _below(state_dir) if path.parent.name == "boxes" and path.is_dir()]
+
+
+def _owner(box: Path) -> str:
+    try:
+        owner: str = json.loads((box / "record.json").read_text())["sandbox_id"]
+    except FileNotFoundError:
+        return ""
+    return owner
 
 
 def _processes() -> Iterator[tuple[int, str]]:
@@ -49,6 +60,10 @@ def _processes() -> Iterator[tuple[int, str]]:
 def _traces(pid: int) -> Iterator[bytes]:
     for name in ("cmdline", "environ", "mountinfo"):
         yield _read(Path("/proc") / str(pid) / name)
+    try:
+        yield os.readlink(f"/proc/{pid}/cwd").encode()
+    except OSError:
+        pass
 
 
 def _read(path: Path) -> bytes:
