@@ -11,12 +11,23 @@ import asyncio
 import errno
 import logging
 import os
+import secrets
 import shutil
-from collections.abc import Awaitable, Mapping, Sequence
+import tempfile
+from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from sandgate_errors import Conflict, FailedPrecondition, Internal, InvalidArgument, NoSpace, ResourceExhausted
+from sandgate_errors import (
+    Conflict,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NoSpace,
+    ResourceExhausted,
+    SandgateError,
+)
 from sandgate_plugin_api import (
     Backend,
     BackendContext,
@@ -35,7 +46,8 @@ from sandgate_plugin_process.isolation import Isolation
 from sandgate_plugin_process.pids import boot_id
 from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
-from sandgate_plugin_process.starting import Started, StartFailed, agent_ready, tail
+from sandgate_plugin_process.starting import Started, StartFailed, agent_ready, give_up, tail
+from sandgate_plugin_process.warm import WarmPool
 
 __all__ = ["ProcessBackend"]
 
@@ -43,6 +55,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Boxes made ahead are named after nobody; a sandbox's id begins with "i".
+_WARM_PREFIX = "w"
 _NO_ROOM = {errno.EAGAIN: "processes", errno.EMFILE: "open files", errno.ENFILE: "open files", errno.ENOMEM: "memory"}
 
 
@@ -56,6 +70,10 @@ class ProcessBackend(Backend):
         self._shelf = Shelf(state=context.state_dir, runtime=context.runtime_dir)
         self._children = Children()
         self._bases: set[int] = set()
+        self._warm: WarmPool[Box] | None = None
+        #: Names of the boxes that are the pool's: made or being made, and given to nobody.
+        self._spare: set[str] = set()
+        self._locks: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self) -> None:
         self._settings = ProcessSettings.read(self._context.settings)
@@ -69,16 +87,31 @@ class ProcessBackend(Backend):
             self.capabilities = frozenset({Capability.NO_INTERNET})
         await asyncio.to_thread(self._prepare)
         self._template = Template(id="base", resources=_visible_resources(self._context.state_dir))
+        self._warm = WarmPool(self._settings.warm, make=self._make_warm, discard=self._erase)
+        self._warm.open()
 
     def _prepare(self) -> None:
         self._shelf.open()
         self._bundle = bundle.make(self._context.state_dir)
         self._isolation.check(self._bundle)
+        self._clear_warm()
         records = [record for box in self._shelf.all() if (record := box.read()) is not None]
         self._bases = {record.base for record in records if record.base is not None}
         bundle.forget(self._context.state_dir, {self._bundle.name, *(record.bundle for record in records)})
 
+    def _clear_warm(self) -> None:
+        """End what an earlier core had made ahead and could not end itself."""
+        for box in self._shelf.all():
+            record = box.read()
+            if record.sandbox_id == "" if record is not None else box.name.startswith(_WARM_PREFIX):
+                try:
+                    self._clear(box, record)
+                except SandgateError as error:
+                    _log.warning("a warm sandbox of an earlier start is still there: %s", error)
+
     async def close(self) -> None:
+        if self._warm is not None:
+            await self._warm.close()
         self._children.close()
 
     async def templates(self) -> Sequence[Template]:
@@ -92,8 +125,38 @@ class ProcessBackend(Backend):
             raise InvalidArgument(f"backend 'process' has no template '{request.template.id}'")
         if not request.allow_internet_access and not self._isolation.can_cut_network:
             raise FailedPrecondition("without isolation a sandbox cannot be kept from the internet")
-        box = self._shelf.box(str(handle["box"]))
-        return await self._make(box, sandbox_id=request.sandbox_id, internet=request.allow_internet_access)
+        try:
+            if request.allow_internet_access and (placement := await self._claim(request.sandbox_id)) is not None:
+                return placement
+            box = self._shelf.box(str(handle["box"]))
+            return await self._make(box, sandbox_id=request.sandbox_id, internet=request.allow_internet_access)
+        except (OSError, StartFailed) as error:
+            raise _told(error) from error
+
+    async def _claim(self, sandbox_id: str) -> Placement | None:
+        """One that was made ahead, if there is one that lives."""
+        while self._warm is not None and (box := self._warm.take()) is not None:
+            try:
+                placement = await _to_its_end(asyncio.to_thread(_give, box, sandbox_id))
+            except BaseException:
+                await _to_its_end(self._erase(box))
+                raise
+            if placement is not None:
+                self._spare.discard(box.name)
+                return placement
+            _log.warning("a warm sandbox had ended before it was used; its log ends: %s", tail(box.log))
+            await _to_its_end(self._erase(box))
+        return None
+
+    async def _make_warm(self) -> Box:
+        box = self._shelf.box(_WARM_PREFIX + secrets.token_hex(10))
+        self._spare.add(box.name)
+        try:
+            await self._make(box, sandbox_id="", internet=True)
+        except BaseException:
+            self._spare.discard(box.name)
+            raise
+        return box
 
     async def locate(self, handle: Mapping[str, object]) -> Placement | None:
         return await asyncio.to_thread(self._locate, handle)
@@ -109,11 +172,13 @@ class ProcessBackend(Backend):
         return await asyncio.to_thread(self._survey)
 
     def _survey(self) -> Sequence[Survivor]:
+        # The pool's boxes are this object's own business until they are somebody's.
+        boxes = [box for box in self._shelf.all() if box.name not in self._spare]
         # A box whose record is lost was made for the sandbox it is named after: only those are named otherwise that
         # were made ahead, and what is left of such a one is nobody's.
         return [
             Survivor(sandbox_id=box.name if record is None else record.sandbox_id, handle=box.handle)
-            for box, record in ((box, box.read()) for box in self._shelf.all())
+            for box, record in ((box, box.read()) for box in boxes)
         ]
 
     async def destroy(self, handle: Mapping[str, object]) -> None:
@@ -122,7 +187,12 @@ class ProcessBackend(Backend):
     async def _destroy(self, handle: Mapping[str, object]) -> None:
         box = await asyncio.to_thread(self._shelf.find, handle)
         if box is not None:
-            await self._erase(box)
+            async with self._busy(box):
+                await self._erase(box)
+
+    def _busy(self, box: Box) -> asyncio.Lock:
+        """Held while a box is made or destroyed: a kill may come during the create, and two kills at once (C35, C37)."""
+        return self._locks.setdefault(box.name, asyncio.Lock())
 
     async def _make(self, box: Box, *, sandbox_id: str, internet: bool) -> Placement:
         """A box with an agent that accepts calls, or nothing at all."""
@@ -133,45 +203,52 @@ class ProcessBackend(Backend):
             base=self._take_base(),
             internet=internet,
         )
+        async with self._busy(box):
+            try:
+                return await self._bring_up(box, record)
+            except Conflict:
+                # The box of that name is another call's.
+                self._give_base_back(record)
+                raise
+            except BaseException:
+                await _to_its_end(self._erase(box, record))
+                raise
+
+    async def _bring_up(self, box: Box, record: Record) -> Placement:
         started: Started | None = None
 
         async def start() -> None:
-            nonlocal started, record
-            new, record = await asyncio.to_thread(self._start, box, record)
-            self._children.adopt(new.popen)
-            started = new
+            nonlocal started
+            started = await asyncio.to_thread(self._start, box, record)
+            self._children.adopt(started.popen)
 
         try:
+            # A thread cannot be cancelled: what it has started must be known before anything is cleared away.
             await _to_its_end(start())
             assert started is not None  # noqa: S101 - start() has returned
             await agent_ready(started.output, box.log)
-            self._isolation.agent_is_up(box)
-        except Conflict:
-            # The box of that name is another call's.
-            self._give_base_back(record)
-            raise
-        except BaseException as error:
+        finally:
             if started is not None:
                 started.output.close()
-            report = _told(error, box) if isinstance(error, OSError | StartFailed) else None
-            await _to_its_end(self._erase(box, record))
-            if report is not None:
-                raise report from error
-            raise
+        self._isolation.agent_is_up(box)
         return box.placement(record)
 
-    def _start(self, box: Box, record: Record) -> tuple[Started, Record]:
+    def _start(self, box: Box, record: Record) -> Started:
         box.make(record)
         self._isolation.furnish(box, record)
         started = self._isolation.start(box, record, self._bundle)
-        record = record.started(main=started.main, init=started.init)
-        box.write(record)
-        return started, record
+        try:
+            box.write(record.started(main=started.main, init=started.init))
+        except BaseException:
+            give_up(started.popen)
+            raise
+        return started
 
     async def _erase(self, box: Box, record: Record | None = None) -> None:
-        """End the processes of a box and remove its files."""
+        """End the processes of a box and remove its files. ``record`` stands in for one that was never written."""
         record = await asyncio.to_thread(self._clear, box, record)
         self._give_base_back(record)
+        self._spare.discard(box.name)
 
     def _clear(self, box: Box, known: Record | None) -> Record | None:
         record = box.read() or known
@@ -192,7 +269,39 @@ class ProcessBackend(Backend):
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
-        return ()
+        try:
+            chosen = ProcessSettings.read(settings)
+        except FailedPrecondition as error:
+            return (("settings", False, error.message),)
+        if chosen.isolation == "none":
+            return (("isolation", True, "none: code in a sandbox can do whatever the gateway's user can"),)
+        with tempfile.TemporaryDirectory(prefix="sandgate-doctor-") as folder:
+            return _diagnose_bubblewrap(Bubblewrap(chosen.bwrap), Path(folder))
+
+
+def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[str, bool, str]]:
+    def try_one() -> str:
+        isolation.check(bundle.make(folder))
+        return isolation.describe()
+
+    rows: list[tuple[str, bool, str]] = []
+    for what, check in (("bubblewrap", isolation.version), ("sandbox", try_one)):
+        try:
+            rows.append((what, True, check()))
+        except FailedPrecondition as error:
+            # What follows would fail for the same reason.
+            return (*rows, (what, False, error.message))
+    return rows
+
+
+def _give(box: Box, sandbox_id: str) -> Placement | None:
+    """Make a warm box this sandbox's; None when it has ended. The record first: a crash then finds the sandbox."""
+    record = box.read()
+    if record is None or not record.is_alive():
+        return None
+    record = record.claimed(sandbox_id)
+    box.write(record)
+    return box.placement(record)
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:
@@ -214,9 +323,9 @@ async def _to_its_end(work: Awaitable[T]) -> T:
     return task.result()
 
 
-def _told(error: OSError | StartFailed, box: Box) -> Exception:
+def _told(error: OSError | StartFailed) -> SandgateError:
     """What a client hears of a failed start; the log hears more."""
-    _log.error("a sandbox could not be started: %s; its log ends: %s", error, tail(box.log))
+    _log.error("a sandbox could not be started: %s", error)
     code = error.errno if isinstance(error, OSError) else None
     if code in {errno.ENOSPC, errno.EDQUOT}:
         return NoSpace("no disk space is left for another sandbox")

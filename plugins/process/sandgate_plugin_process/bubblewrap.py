@@ -91,6 +91,12 @@ class Bubblewrap:
         done = subprocess.run([self._program, "--version"], capture_output=True, text=True, timeout=10, check=False)
         return done.stdout.strip() or done.stderr.strip()
 
+    def describe(self) -> str:
+        """How sandboxes are kept apart here, for the operator."""
+        if self._as_root:
+            return "works as root: each sandbox has user ids of its own"
+        return "works without privileges: sandboxes share the gateway's user id, in namespaces of their own"
+
     def check(self, bundle: Path) -> None:
         if self._as_root:
             _check_root()

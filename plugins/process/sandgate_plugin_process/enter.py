@@ -26,6 +26,7 @@ import sys
 __all__: list[str] = []
 
 _CLONE_NEWUSER = 0x10000000
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _IDS = 65536
 # keyctl(2) has no wrapper in the C library.
@@ -80,6 +81,14 @@ def _take_ids(base: int) -> None:
     os.setresgid(0, 0, 0)
     os.setgroups([])
     os.setresuid(0, 0, 0)
+    _show_itself()
+
+
+def _show_itself() -> None:
+    """A change of ids takes a process's own files in /proc away from it, and the agent writes to some of them."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def _map_ids(mover: int, base: int, wait: int) -> None:

@@ -23,7 +23,17 @@ from typing import IO
 from sandgate_errors import Internal
 from sandgate_plugin_process.pids import ProcessId
 
-__all__ = ["START_LIMIT_SECONDS", "Descriptor", "Program", "StartFailed", "Started", "agent_ready", "start", "tail"]
+__all__ = [
+    "START_LIMIT_SECONDS",
+    "Descriptor",
+    "Program",
+    "StartFailed",
+    "Started",
+    "agent_ready",
+    "give_up",
+    "start",
+    "tail",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +104,10 @@ def start(program: Program, *, first_line: Mapping[str, object], log: Path) -> S
                 os.close(inherited[Descriptor.INFO])
         try:
             return _introduce(popen, first_line, info)
-        except BaseException:
-            _give_up(popen)
+        except BaseException as error:
+            give_up(popen)
+            if isinstance(error, StartFailed):
+                raise StartFailed(f"{error}; its log ends: {tail(log)}") from error
             raise
 
 
@@ -128,7 +140,8 @@ def _introduce(popen: subprocess.Popen[bytes], first_line: Mapping[str, object],
     return Started(popen, main, init)
 
 
-def _give_up(popen: subprocess.Popen[bytes]) -> None:
+def give_up(popen: subprocess.Popen[bytes]) -> None:
+    """End a program that nobody has taken charge of. What it has started itself is left to its box's end."""
     popen.kill()
     popen.wait()
     for pipe in (popen.stdin, popen.stdout):
@@ -163,7 +176,7 @@ def _read_init(info: int) -> ProcessId:
 
 
 async def agent_ready(output: IO[bytes], log: Path) -> None:
-    """Wait until the agent says that it accepts calls; closes ``output``.
+    """Wait until the agent says that it accepts calls; ``output`` is of no use afterwards.
 
     Raises Internal when it does not; the reason is in the gateway's log, as it may speak of the host.
     """
