@@ -554,13 +554,17 @@ class LocateRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
+    AGENT_LOST_FIELD_NUMBER: builtins.int
     id: builtins.str
+    agent_lost: builtins.bool
+    """The caller's last call to this agent could not be delivered: look whether the sandbox still exists."""
     def __init__(
         self,
         *,
         id: builtins.str = ...,
+        agent_lost: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_lost", b"agent_lost", "id", b"id"]) -> None: ...
 
 Global___LocateRequest: typing_extensions.TypeAlias = LocateRequest
 

@@ -1,0 +1,347 @@
+"""A core over a backend whose sandboxes are small gRPC servers in the test's own process.
+
+The backend is real in what the core can see: its sandboxes exist in a :class:`World` that outlives a core, are found
+again by their handles, and speak gRPC on a unix socket of their own. What may be delayed or broken is set by each test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
+from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_core.server import run_core
+from sandgate_core.settings import Settings
+from sandgate_errors.grpc import from_status
+from sandgate_plugin_api import (
+    AgentAddress,
+    Backend,
+    BackendContext,
+    Capability,
+    Placement,
+    Resources,
+    SandboxRequest,
+    Survivor,
+    Template,
+)
+
+INTERNAL = "internal-token-of-the-tests"
+KEY = "e2b_" + "0123456789" * 4
+SEED = "5e" * 32
+
+
+class Agent(agent_pb2_grpc.AgentServicer, grpc.GenericRpcHandler):
+    """The agent of one sandbox: takes Init, and shows on other methods what a relayed call looks like."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.inits: list[agent_pb2.InitRequest] = []
+        self.calls: list[dict[str, Any]] = []
+        self.cancelled = asyncio.Event()
+        self.initialized: Callable[[], Awaitable[None]] | None = None
+
+    async def Init(self, request, context):
+        if dict(context.invocation_metadata()).get("agent-token") != self.token:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        self.inits.append(request)
+        if self.initialized is not None:
+            await self.initialized()
+        return agent_pb2.InitResponse(agent_version="test")
+
+    def service(self, details):
+        """Methods of envd.v1.Test, as bytes: Echo, Fail, Hang, Count, Sink."""
+        name = details.method.rpartition("/")[2]
+        behaviour = getattr(self, f"_{name.lower()}", None)
+        if not details.method.startswith("/sandgate_api.envd.v1.Test/") or behaviour is None:
+            return None
+
+        async def observed(requests, context):
+            metadata = tuple((key, value) for key, value in context.invocation_metadata())
+            self.calls.append({"metadata": metadata, "remaining": context.time_remaining()})
+            async for answer in behaviour(requests, context):
+                yield answer
+
+        return grpc.stream_stream_rpc_method_handler(observed)
+
+    async def _echo(self, requests, context):
+        await context.send_initial_metadata((("initial", "one"), ("initial-bin", b"\x00\xff")))
+        async for message in requests:
+            yield message
+        context.set_trailing_metadata((("trailing", "two"), ("trailing-bin", b"\xff\x00")))
+
+    async def _fail(self, requests, context):
+        yield b"before"
+        await context.abort(grpc.StatusCode.DATA_LOSS, "what was kept is gone: ä", (("error-code", "slug"),))
+
+    async def _unavailable(self, requests, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent's own words")
+        yield b""
+
+    async def _hang(self, requests, context):
+        yield b"started"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+    async def _early(self, requests, context):
+        """Answers and ends while the caller's side is still open."""
+        yield b"enough"
+
+    async def _flood(self, requests, context):
+        for number in range(100_000):
+            self.sent = number
+            yield bytes(65536)
+
+
+@dataclass
+class Box:
+    """One sandbox that exists."""
+
+    agent: Agent
+    server: grpc.aio.Server
+    placement: Placement
+
+
+@dataclass
+class World:
+    """What exists outside the core and survives it."""
+
+    folder: Path
+    boxes: dict[str, Box] = field(default_factory=dict)
+    destroyed: list[str] = field(default_factory=list)
+
+    async def make(self, sandbox_id: str, agent: Agent | None = None) -> Box:
+        agent = agent or Agent(secrets.token_hex(8))
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((agent,))
+        agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
+        target = f"unix:{self.folder / sandbox_id[:12]}.sock"
+        server.add_insecure_port(target)
+        await server.start()
+        address = AgentAddress(target=target, token=agent.token)
+        box = self.boxes[sandbox_id] = Box(
+            agent, server, Placement(handle={"id": sandbox_id, "whole": True}, agent=address)
+        )
+        return box
+
+    async def lose(self, sandbox_id: str) -> None:
+        """The sandbox dies by itself."""
+        await self.boxes.pop(sandbox_id).server.stop(0)
+
+    async def close(self) -> None:
+        for sandbox_id in list(self.boxes):
+            await self.lose(sandbox_id)
+
+
+async def _nothing(_: str) -> None:
+    pass
+
+
+class LocalBackend(Backend):
+    """Makes boxes in a world. ``creating`` and ``destroying`` run inside the operation and may wait or raise."""
+
+    name = "local"
+    capabilities: frozenset[Capability] = frozenset({Capability.NO_INTERNET})
+
+    def __init__(self, world: World, context: BackendContext | None = None) -> None:
+        self.world = world
+        self.creating: Callable[[str], Awaitable[None]] = _nothing
+        self.created: Callable[[str], Awaitable[None]] = _nothing
+        self.destroying: Callable[[str], Awaitable[None]] = _nothing
+        self.requests: list[SandboxRequest] = []
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def templates(self) -> Sequence[Template]:
+        resources = Resources(cpu_count=2, memory_mb=512, disk_size_mb=1024)
+        return [Template(id="base", aliases=("default-image",), resources=resources)]
+
+    def reserve(self, request: SandboxRequest) -> Mapping[str, object]:
+        return {"id": request.sandbox_id}
+
+    async def create(self, request: SandboxRequest, handle: Mapping[str, object]) -> Placement:
+        self.requests.append(request)
+        await self.creating(request.sandbox_id)
+        box = await self.world.make(request.sandbox_id)
+        await self.created(request.sandbox_id)
+        return box.placement
+
+    async def locate(self, handle: Mapping[str, object]) -> Placement | None:
+        box = self.world.boxes.get(str(handle["id"]))
+        return None if box is None else box.placement
+
+    async def survey(self) -> Sequence[Survivor]:
+        return [Survivor(sandbox_id=name, handle=box.placement.handle) for name, box in self.world.boxes.items()]
+
+    async def destroy(self, handle: Mapping[str, object]) -> None:
+        name = str(handle["id"])
+        await self.destroying(name)
+        self.world.destroyed.append(name)
+        if name in self.world.boxes:
+            await self.world.lose(name)
+
+
+class Client:
+    """Calls a core over gRPC as one caller; failures are the taxonomy's errors."""
+
+    def __init__(self, target: str, *credentials: tuple[str, str]) -> None:
+        self.channel = grpc.aio.insecure_channel(target)
+        self.credentials = credentials
+        self._sandboxes = sandboxes_pb2_grpc.SandboxServiceStub(self.channel)
+        self._keys = keys_pb2_grpc.KeyServiceStub(self.channel)
+
+    async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
+        stub = self._keys if hasattr(self._keys, method) else self._sandboxes
+        request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
+        try:
+            return await getattr(stub, method)(request, metadata=self.credentials)
+        except grpc.aio.AioRpcError as error:
+            raise from_status(error.code(), error.details(), tuple(error.trailing_metadata())) from None
+
+    async def create(self, *, timeout: float = 300, **fields: Any) -> sandboxes_pb2.Sandbox:
+        fields.setdefault("template_id", "base")
+        return (await self.call("Create", timeout=seconds(timeout), **fields)).sandbox
+
+    async def ids(self, **fields: Any) -> list[str]:
+        return [sandbox.id for sandbox in (await self.call("List", **fields)).sandboxes]
+
+
+def _messages_of(stub: Any) -> Any:
+    from sandgate_api.core.v1 import keys_pb2
+
+    return keys_pb2 if isinstance(stub, keys_pb2_grpc.KeyServiceStub) else sandboxes_pb2
+
+
+def seconds(number: float) -> Duration:
+    duration = Duration()
+    duration.FromMicroseconds(round(number * 1_000_000))
+    return duration
+
+
+@dataclass
+class Running:
+    """A core that serves, and ways to call it."""
+
+    target: str
+    first_key_created: bool
+    stack: AsyncExitStack
+
+    def client(self, *credentials: tuple[str, str]) -> Client:
+        client = Client(self.target, *credentials)
+        self.stack.push_async_callback(client.channel.close)
+        return client
+
+    @property
+    def owner(self) -> Client:
+        return self.client(("api-key", KEY))
+
+    @property
+    def internal(self) -> Client:
+        return self.client(("internal-token", INTERNAL))
+
+
+@dataclass
+class Deployment:
+    """One state directory and one world; cores are started on it, one after another."""
+
+    folder: Path
+    world: World
+    backend: LocalBackend
+
+    def settings(self, **changes: Any) -> Settings:
+        defaults: dict[str, Any] = {
+            "state_dir": self.folder,
+            "runtime_dir": self.folder,
+            "default_backend": "local",
+            "internal_token": INTERNAL,
+            "seed": SEED,
+            "first_key": KEY,
+            "first_key_given": True,
+            "envd_version": "0.6.13",
+        }
+        return Settings(**{**defaults, **changes})
+
+    @asynccontextmanager
+    async def core(self, **changes: Any) -> AsyncIterator[Running]:
+        settings = self.settings(**changes)
+        # The callers' channels close before the core does.
+        async with run_core(settings, {"local": self.backend}) as core, AsyncExitStack() as stack:
+            yield Running(core.targets[0], core.first_key_created, stack)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because a unix socket's path has 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="sgc-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def deployment(folder: Path) -> AsyncIterator[Deployment]:
+    world = World(folder)
+    yield Deployment(folder, world, LocalBackend(world))
+    await world.close()
+
+
+@pytest.fixture
+async def core(deployment: Deployment) -> AsyncIterator[Running]:
+    async with deployment.core() as running:
+        yield running
+
+
+@pytest.fixture
+def backend(deployment: Deployment) -> LocalBackend:
+    return deployment.backend
+
+
+@pytest.fixture
+def world(deployment: Deployment) -> World:
+    return deployment.world
+
+
+@pytest.fixture
+def make_backend() -> type[LocalBackend]:
+    return LocalBackend
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left() -> AsyncIterator[None]:
+    """Every task that a test's core started has ended with it."""
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(50):
+        left = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"tasks are left: {left}")
+
+
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    """Waits for a condition; the bound is against hangs only."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.005)
+
+    return wait
