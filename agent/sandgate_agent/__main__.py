@@ -1,0 +1,57 @@
+"""Starts the agent: read the settings, fork the root spawner, and only then load grpc (docs/architecture.md).
+
+The same file is ``__main__`` of the folder that backends put into a sandbox, hence no relative import. The order is the
+point: once grpc is loaded this process must never fork.
+"""
+
+import os
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """The exit status."""
+    from sandgate_agent.settings import BadSettings, Settings, read_line
+    from sandgate_agent.spawner import fork_root_spawner
+
+    try:
+        settings = Settings.parse(read_line(0))
+        if sys.getfilesystemencoding().lower() != "utf-8":
+            raise BadSettings("the agent needs Python's UTF-8 mode (-X utf8) in this locale")
+        # For everything that is made here and by programs: 0644 and 0755 (D22, D23).
+        os.umask(0o022)
+        root_spawner, control = fork_root_spawner(settings.identity)
+    except (BadSettings, OSError) as error:
+        return _refuse(str(error))
+
+    import asyncio
+    import logging
+
+    from sandgate_agent.server import serve
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return asyncio.run(serve(settings, control=control, root_spawner=root_spawner, ready=_ready))
+    except BadSettings as error:
+        return _refuse(str(error))
+
+
+def _ready() -> None:
+    """Say so, and let go of the starter's pipes: it may wait for their end."""
+    os.write(1, b'{"ready": true}\n')
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _refuse(reason: str) -> int:
+    import json
+
+    os.write(1, json.dumps({"ready": False, "error": reason}).encode() + b"\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The few calls of the kernel that Python 3.11 has no function for, by ctypes.
+
+Imported by spawners after the fork and nowhere on the agent's way to its first call: ctypes costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+__all__ = ["become_subreaper", "drop_capabilities", "hide_memory", "new_user_namespace", "set_io_priority", "set_name"]
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWUSER = 0x10000000
+_CAPABILITY_VERSION_3 = 0x20080522
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_SHIFT = 13
+_BEST_EFFORT = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    _check(_libc.prctl(option, argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)))
+
+
+def become_subreaper() -> None:
+    """Descendants that lose their parent become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Keep other processes of the same user from tracing this one; programs it starts are not affected."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def set_name(name: str) -> None:
+    """The name in process lists, at most 15 bytes."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def new_user_namespace() -> None:
+    _check(_libc.unshare(_CLONE_NEWUSER))
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, so that file permissions hold for this process too."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, nothing))
+
+
+def set_io_priority(level: int) -> None:
+    """Best effort at ``level``; does nothing on machines whose call number is not known here."""
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        value = _BEST_EFFORT << _IOPRIO_CLASS_SHIFT | level
+        _check(_libc.syscall(ctypes.c_long(number), _IOPRIO_WHO_PROCESS, 0, value))

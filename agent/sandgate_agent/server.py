@@ -1,0 +1,117 @@
+"""The agent's gRPC server, from the first listening socket to the last process (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc.aio
+
+from sandgate_agent.accounts import Accounts
+from sandgate_agent.calls import generic_handler
+from sandgate_agent.health import Health
+from sandgate_agent.launcher import Launcher
+from sandgate_agent.processes import Processes
+from sandgate_agent.sandbox import Sandbox
+from sandgate_agent.services import AgentService, FilesystemService, ProcessService
+from sandgate_agent.settings import BadSettings, Settings
+from sandgate_errors import Unauthenticated, Unavailable
+
+__all__ = ["serve"]
+
+log = logging.getLogger(__name__)
+
+#: File work blocks for as long as a disk or a network file system does; others must not wait behind it.
+_THREADS = 32
+#: From SIGTERM to the last byte of an ordinary stream. A backend kills what is left after about two seconds.
+_GRACE_SECONDS = 0.3
+_OPTIONS = (
+    # A Start may carry megabytes of arguments, so that the system and not the transport says what is too long.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+    # A taken port is an error and not shared.
+    ("grpc.so_reuseport", 0),
+)
+
+
+async def serve(settings: Settings, *, control: socket.socket, root_spawner: int, ready: Callable[[], None]) -> int:
+    """Serve until SIGTERM; the exit status. ``ready`` is called when calls are accepted.
+
+    Raises BadSettings when the address cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    _raise_descriptor_limit()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="files"))
+    stop: asyncio.Future[int] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _finish, stop, 0)
+
+    accounts = Accounts(settings.identity, settings.accounts)
+    launcher = Launcher(
+        control, root_spawner, switches_users=accounts.owns_files, on_root_lost=lambda: _finish(stop, 1)
+    )
+    processes = Processes(launcher)
+    sandbox = Sandbox(accounts, system_files=settings.system_files)
+    services = (
+        ProcessService(processes, sandbox),
+        FilesystemService(sandbox),
+        AgentService(sandbox, launcher.warm),
+    )
+    health = Health(frozenset(service.name for service in services))
+    server = grpc.aio.server(options=_OPTIONS)
+    token = settings.token.encode()
+    server.add_generic_rpc_handlers(
+        (*(generic_handler(service.name, service.methods(), token) for service in services), health.handler())
+    )
+    try:
+        await _listen(server, settings.listen)
+        _warm_usual_account(accounts, launcher)
+        ready()
+        status = await stop
+        if status != 0:
+            log.error("the root spawner is gone: nothing can be started any more")
+        return status
+    finally:
+        health.stop()
+        await processes.close(Unavailable("the sandbox is ending"))
+        await server.stop(_GRACE_SECONDS)
+        await launcher.close()
+
+
+async def _listen(server: grpc.aio.Server, address: str) -> None:
+    path = address.removeprefix("unix:")
+    try:
+        port = server.add_insecure_port(address)
+        await server.start()
+    except RuntimeError as error:
+        raise BadSettings(f"cannot listen on {address}: {error}") from None
+    if port == 0:
+        raise BadSettings(f"cannot listen on {address}")
+    if path != address:
+        os.chmod(path, 0o600)
+
+
+def _warm_usual_account(accounts: Accounts, launcher: Launcher) -> None:
+    """Nearly every sandbox acts as `user` first; Init tells, but comes when the first command is already near."""
+    try:
+        launcher.warm(accounts.find("user"))
+    except Unauthenticated:
+        log.debug("there is no user 'user' yet")
+
+
+def _raise_descriptor_limit() -> None:
+    """Each process takes up to four descriptors. After the spawners are forked: programs keep the usual limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _finish(stop: asyncio.Future[int], status: int) -> None:
+    if not stop.done():
+        stop.set_result(status)

@@ -1,0 +1,153 @@
+"""``agent.v1.Agent``: who the sandbox is, content of files, measurements."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import sandgate_agent
+from sandgate_agent.accounts import Account, OwnerNames
+from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
+from sandgate_agent.content import Reader, Writer
+from sandgate_agent.metrics import Meter
+from sandgate_agent.paths import resolve
+from sandgate_agent.sandbox import Identity, Sandbox
+from sandgate_agent.services.filesystem import entry_info, timestamp
+from sandgate_api.agent.v1 import agent_pb2 as pb
+from sandgate_errors import InvalidArgument, SandgateError
+
+__all__ = ["AgentService"]
+
+_File = TypeVar("_File", Reader, Writer)
+
+
+class AgentService:
+    """Handlers of the agent's own service."""
+
+    name = "sandgate_api.agent.v1.Agent"
+
+    def __init__(self, sandbox: Sandbox, warm: Callable[[Account], None]) -> None:
+        self._sandbox = sandbox
+        self._warm = warm
+        self._meter = Meter()
+
+    def methods(self) -> Mapping[str, Method]:
+        return {
+            "Init": Unary(pb.InitRequest, self.init),
+            "ReadFile": ServerStream(pb.ReadFileRequest, self.read_file),
+            "WriteFile": ClientStream(pb.WriteFileRequest, self.write_file),
+            "Metrics": Unary(pb.MetricsRequest, self.metrics),
+        }
+
+    async def init(self, request: pb.InitRequest, _call: Call) -> pb.InitResponse:
+        for name, value in request.envs.items():
+            if not name or "=" in name or "\0" in name or "\0" in value:
+                raise InvalidArgument(f"'{name[:100]}' is not a valid variable, or its value contains a NUL byte")
+        identity = Identity(
+            sandbox_id=request.sandbox_id,
+            template_id=request.template_id,
+            envs=dict(request.envs),
+            default_user=request.default_user or "user",
+            default_workdir=request.default_workdir,
+        )
+        self._sandbox.init(identity)
+        self._warm_default()
+        return pb.InitResponse(agent_version=sandgate_agent.__version__)
+
+    async def read_file(self, request: pb.ReadFileRequest, call: Call) -> None:
+        account = self._sandbox.acting(call.acting_user)
+        path = resolve(request.path, account, default=self._sandbox.default_workdir)
+        length = request.length if request.HasField("length") else None
+        reader = await _opened(lambda: Reader(path, offset=request.offset, length=length))
+        try:
+            await call.send(pb.ReadFileResponse(header=_header(reader)))
+            if not request.header_only:
+                await _send_content(reader, call)
+        finally:
+            _close(reader)
+
+    async def write_file(self, call: Call) -> pb.WriteFileResponse:
+        account = self._sandbox.acting(call.acting_user)
+        requests = call.requests()
+        first = await anext(requests, None)
+        if first is None or not first.HasField("header"):
+            raise InvalidArgument("the first message of WriteFile must be a header")
+        path = resolve(first.header.path, account, default=self._sandbox.default_workdir)
+        metadata = dict(first.header.metadata)
+        owner = (account.uid, account.gid) if self._sandbox.accounts.owns_files else None
+        writer = await _opened(lambda: Writer(path, owner))
+        try:
+            async for request in requests:
+                if request.WhichOneof("part") != "data":
+                    raise InvalidArgument("a message of WriteFile after the first is not data")
+                await asyncio.to_thread(writer.write, request.data)
+            names = OwnerNames(self._sandbox.accounts, account)
+            entry = await asyncio.to_thread(writer.finish, metadata, names)
+        finally:
+            _close(writer)
+        return pb.WriteFileResponse(entry=entry_info(entry))
+
+    async def metrics(self, _request: pb.MetricsRequest, _call: Call) -> pb.MetricsResponse:
+        usage = await asyncio.to_thread(self._meter.measure)
+        return pb.MetricsResponse(
+            time=timestamp(usage.time_ns),
+            cpu_count=usage.cpu_count,
+            cpu_used_pct=usage.cpu_used_pct,
+            mem_total=usage.mem_total,
+            mem_used=usage.mem_used,
+            mem_cache=usage.mem_cache,
+            disk_used=usage.disk_used,
+            disk_total=usage.disk_total,
+        )
+
+    def _warm_default(self) -> None:
+        try:
+            self._warm(self._sandbox.acting(None))
+        except SandgateError:
+            # The default user may be made later, by a command of root; a call that acts as it gets the error.
+            pass
+
+
+async def _opened(make: Callable[[], _File]) -> _File:
+    """Open in a thread; what is opened for a caller who has gone meanwhile is closed again."""
+
+    def leave(opened: asyncio.Future[_File]) -> None:
+        if opened.exception() is None:
+            _close(opened.result())
+
+    opening = asyncio.get_running_loop().run_in_executor(None, make)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(leave)
+        raise
+
+
+def _close(file: Reader | Writer) -> None:
+    """Close without waiting: a thread may still be in a call that its cancelled caller has left."""
+    if not file.try_close():
+        asyncio.get_running_loop().run_in_executor(None, file.close)
+
+
+async def _send_content(reader: Reader, call: Call) -> None:
+    loop = asyncio.get_running_loop()
+    data = await asyncio.to_thread(reader.read)
+    while data:
+        # The next piece is read while this one is sent.
+        ahead = loop.run_in_executor(None, reader.read)
+        try:
+            await call.send(pb.ReadFileResponse(data=data))
+            data = await ahead
+        finally:
+            ahead.cancel()
+
+
+def _header(reader: Reader) -> pb.ReadFileResponse.Header:
+    return pb.ReadFileResponse.Header(
+        path=reader.path,
+        name=os.path.basename(reader.path),
+        size=reader.size,
+        modified_time=timestamp(reader.modified_ns),
+    )

@@ -1,0 +1,185 @@
+"""``envd.v1.Process``: messages to and from :mod:`sandgate_agent.processes`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import TypeVar
+
+from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
+from sandgate_agent.mailbox import Mailbox, Mark
+from sandgate_agent.output import Piece, Stream
+from sandgate_agent.paths import resolve
+from sandgate_agent.processes import Command, End, Process, Processes, Selector
+from sandgate_agent.pty import Size
+from sandgate_agent.sandbox import Sandbox
+from sandgate_agent.stdin import Stdin
+from sandgate_api.envd.v1 import process_pb2 as pb
+from sandgate_errors import DeadlineExceeded, Internal, InvalidArgument
+
+__all__ = ["ProcessService"]
+
+_Response = TypeVar("_Response", pb.StartResponse, pb.ConnectResponse)
+
+_FIELDS = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr", Stream.PTY: "pty"}
+#: What a terminal has that was asked for without a size.
+_DEFAULT_SIZE = Size(cols=80, rows=24)
+
+
+class ProcessService:
+    """Handlers; the rules stand in :mod:`sandgate_agent.processes`."""
+
+    name = "sandgate_api.envd.v1.Process"
+
+    def __init__(self, processes: Processes, sandbox: Sandbox) -> None:
+        self._processes = processes
+        self._sandbox = sandbox
+
+    def methods(self) -> Mapping[str, Method]:
+        return {
+            "List": Unary(pb.ListRequest, self.list),
+            "Start": ServerStream(pb.StartRequest, self.start),
+            "Connect": ServerStream(pb.ConnectRequest, self.connect),
+            "Update": Unary(pb.UpdateRequest, self.update),
+            "StreamInput": ClientStream(pb.StreamInputRequest, self.stream_input),
+            "SendInput": Unary(pb.SendInputRequest, self.send_input),
+            "SendSignal": Unary(pb.SendSignalRequest, self.send_signal),
+            "CloseStdin": Unary(pb.CloseStdinRequest, self.close_stdin),
+        }
+
+    async def list(self, _request: pb.ListRequest, _call: Call) -> pb.ListResponse:
+        return pb.ListResponse(processes=[_info(process) for process in self._processes])
+
+    async def start(self, request: pb.StartRequest, call: Call) -> None:
+        # First failure decides: user, timeout, cwd syntax, then the rest (P27).
+        account = self._sandbox.acting(call.acting_user)
+        limit = call.limit()
+        asked = request.process
+        cwd = resolve(asked.cwd, account, default=self._sandbox.default_workdir, what="cwd")
+        process, mailbox = await self._processes.start(
+            _command(request, limit), account, env=self._sandbox.environment(account, dict(asked.envs)), cwd=cwd
+        )
+        await _follow(process, mailbox, call, pb.StartResponse)
+
+    async def connect(self, request: pb.ConnectRequest, call: Call) -> None:
+        limit = call.limit()
+        found = self._processes.attach(_selector(request.process))
+        if not isinstance(found, Process):
+            pid, end = found
+            await call.send(pb.ConnectResponse(event=_start_event(pid)))
+            await call.send(pb.ConnectResponse(event=_end_event(end)))
+            return
+        mailbox = found.output.follow()
+        if limit is not None:
+            mailbox.fail_after(limit, DeadlineExceeded(f"the connection ran into its time limit of {limit:g} s"))
+        await _follow(found, mailbox, call, pb.ConnectResponse)
+
+    async def update(self, request: pb.UpdateRequest, _call: Call) -> pb.UpdateResponse:
+        process = self._processes.find(_selector(request.process))
+        if request.HasField("pty") and request.pty.HasField("size"):
+            if process.terminal is None:
+                raise Internal(f"process {process.pid} has no terminal")
+            process.terminal.resize(Size(cols=request.pty.size.cols, rows=request.pty.size.rows))
+        return pb.UpdateResponse()
+
+    async def send_input(self, request: pb.SendInputRequest, _call: Call) -> pb.SendInputResponse:
+        stdin, data = self._input(_selector(request.process), request.input)
+        await stdin.write(data)
+        return pb.SendInputResponse()
+
+    async def stream_input(self, call: Call) -> pb.StreamInputResponse:
+        selector: Selector | None = None
+        async for request in call.requests():
+            kind = request.WhichOneof("event")
+            if kind == "start":
+                selector = _selector(request.start.process)
+                self._processes.find(selector)
+            elif kind == "data":
+                if selector is None:
+                    raise InvalidArgument("the first message of StreamInput must be a start")
+                stdin, data = self._input(selector, request.data.input)
+                await stdin.write(data)
+        if selector is None:
+            raise InvalidArgument("StreamInput ended without a start")
+        return pb.StreamInputResponse()
+
+    async def send_signal(self, request: pb.SendSignalRequest, _call: Call) -> pb.SendSignalResponse:
+        if request.signal not in {pb.SIGNAL_SIGKILL, pb.SIGNAL_SIGTERM}:
+            raise InvalidArgument("only SIGKILL and SIGTERM can be sent")
+        number = signal.SIGKILL if request.signal == pb.SIGNAL_SIGKILL else signal.SIGTERM
+        self._processes.find(_selector(request.process)).signal(number)
+        return pb.SendSignalResponse()
+
+    async def close_stdin(self, request: pb.CloseStdinRequest, _call: Call) -> pb.CloseStdinResponse:
+        process = self._processes.find(_selector(request.process))
+        if process.terminal is not None:
+            raise InvalidArgument("a terminal's input cannot be closed; send the byte 0x04 instead")
+        if process.stdin is not None:
+            await process.stdin.close_in_turn()
+        return pb.CloseStdinResponse()
+
+    def _input(self, selector: Selector, given: pb.ProcessInput) -> tuple[Stdin, bytes]:
+        kind = given.WhichOneof("input")
+        if kind is None:
+            raise InvalidArgument("the input is neither stdin nor pty")
+        return self._processes.stdin_of(selector, terminal=kind == "pty"), getattr(given, kind)
+
+
+async def _follow(process: Process, mailbox: Mailbox[Piece], call: Call, response: type[_Response]) -> None:
+    try:
+        mailbox.keep_alive(call.keepalive())
+        await call.send(response(event=_start_event(process.pid)))
+        while (item := await mailbox.next()) is not Mark.END:
+            await call.send(response(event=_KEEPALIVE if isinstance(item, Mark) else _data_event(item)))
+        if process.end is not None:
+            await call.send(response(event=_end_event(process.end)))
+    finally:
+        process.output.leave(mailbox)
+
+
+_KEEPALIVE = pb.ProcessEvent(keepalive=pb.ProcessEvent.KeepAlive())
+
+
+def _start_event(pid: int) -> pb.ProcessEvent:
+    return pb.ProcessEvent(start=pb.ProcessEvent.StartEvent(pid=pid))
+
+
+def _data_event(piece: Piece) -> pb.ProcessEvent:
+    return pb.ProcessEvent(data=pb.ProcessEvent.DataEvent(**{_FIELDS[piece.stream]: piece.data}))
+
+
+def _end_event(end: End) -> pb.ProcessEvent:
+    return pb.ProcessEvent(
+        end=pb.ProcessEvent.EndEvent(exit_code=end.exit_code, exited=end.exited, status=end.status, error=end.error)
+    )
+
+
+def _command(request: pb.StartRequest, limit: float | None) -> Command:
+    asked = request.process
+    return Command(
+        cmd=asked.cmd,
+        args=list(asked.args),
+        envs=dict(asked.envs),
+        cwd=asked.cwd if asked.HasField("cwd") else None,
+        tag=request.tag if request.HasField("tag") else None,
+        stdin=request.stdin if request.HasField("stdin") else True,
+        size=_size(request.pty) if request.HasField("pty") else None,
+        limit=limit,
+    )
+
+
+def _size(pty: pb.PTY) -> Size:
+    return Size(cols=pty.size.cols, rows=pty.size.rows) if pty.HasField("size") else _DEFAULT_SIZE
+
+
+def _selector(selector: pb.ProcessSelector) -> Selector:
+    kind = selector.WhichOneof("selector")
+    if kind is None:
+        raise InvalidArgument("the process is named neither by pid nor by tag")
+    return Selector(pid=selector.pid) if kind == "pid" else Selector(tag=selector.tag)
+
+
+def _info(process: Process) -> pb.ProcessInfo:
+    command = process.command
+    config = pb.ProcessConfig(cmd=command.cmd, args=command.args, envs=command.envs, cwd=command.cwd)
+    return pb.ProcessInfo(config=config, pid=process.pid, tag=command.tag)

@@ -1,0 +1,101 @@
+"""The line of JSON that a backend starts the agent with (docs/architecture.md, "The agent's start")."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+__all__ = ["BadSettings", "Settings", "read_line"]
+
+_IDENTITIES = ("switch", "nested", "same")
+_LONGEST_LINE = 1024 * 1024
+#: sockaddr_un takes 108 bytes with the closing NUL.
+_LONGEST_SOCKET_PATH = 107
+
+
+class BadSettings(Exception):
+    """One line for whoever wrote the backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Field names are those of the line."""
+
+    listen: str
+    token: str = field(repr=False)
+    identity: str
+    #: Name to home; only with the identity ``same``.
+    accounts: Mapping[str, str] = field(default_factory=dict)
+    system_files: bool = False
+
+    @classmethod
+    def parse(cls, line: bytes) -> Settings:
+        """Raises BadSettings for anything that is not exactly what the document says."""
+        try:
+            given = json.loads(line)
+        except ValueError:
+            raise BadSettings("the settings are not a line of JSON") from None
+        if not isinstance(given, dict):
+            raise BadSettings("the settings are not a JSON object")
+        if unknown := given.keys() - {known.name for known in fields(cls)}:
+            raise BadSettings(f"unknown setting '{min(unknown)}'")
+        settings = cls(
+            listen=_text(given, "listen"),
+            token=_text(given, "token"),
+            identity=_text(given, "identity"),
+            accounts=_homes(given.get("accounts")),
+            system_files=_flag(given, "system_files"),
+        )
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        if self.identity not in _IDENTITIES:
+            raise BadSettings(f"identity is '{self.identity}' and not one of {', '.join(_IDENTITIES)}")
+        if bool(self.accounts) != (self.identity == "same"):
+            raise BadSettings("accounts belong to the identity 'same', which needs at least one")
+        if self.identity != "same" and os.geteuid() != 0:
+            raise BadSettings(f"the identity '{self.identity}' needs an agent that is root in its namespace")
+        path = self.listen.removeprefix("unix:")
+        if path != self.listen and len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+            raise BadSettings(f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
+
+
+def read_line(fd: int) -> bytes:
+    """The line, and nothing behind it."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
+        if not (data := os.read(fd, 65536)):
+            break
+        line += data
+    return line
+
+
+def _text(given: Mapping[str, object], name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadSettings(f"{name} is missing or not a text")
+    return value
+
+
+def _flag(given: Mapping[str, object], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise BadSettings(f"{name} is not true or false")
+    return value
+
+
+def _homes(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise BadSettings("accounts is not an object")
+    homes = {}
+    for name, account in given.items():
+        home = account.get("home") if isinstance(account, dict) else None
+        if not isinstance(home, str) or not home.startswith("/") or not name:
+            raise BadSettings(f"account '{name}' has no absolute home")
+        homes[name] = home
+    return homes
