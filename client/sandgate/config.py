@@ -29,14 +29,14 @@ PREFIX = "SANDGATE_"
 ENV_ONLY: Mapping[str, str] = {
     "SANDGATE_CONFIG": "the configuration file, as `--config`",
     "SANDGATE_ISOLATION": "as `--isolation`: sets `isolation` in `[backends.process]`",
-    "SANDGATE_API_KEY": "the first API key: `e2b_` and lower-case hexadecimal digits, at least 16 of them",
+    "SANDGATE_API_KEY": "the first API key: `e2b_` and 40 lower-case hexadecimal digits",
     "SANDGATE_SEED": "the secret behind the sandboxes' access tokens: at least 32 hexadecimal digits",
     # Read by the project's own tests, which start gateways that inherit it.
     "SANDGATE_REQUIRE": "read by the tests only: what must not be skipped",
 }
 
 # Key shape that the older SDKs insist on before they send anything.
-_API_KEY = re.compile(r"e2b_[0-9a-f]{16,}")
+_API_KEY = re.compile(r"e2b_[0-9a-f]{40}")
 _SEED = re.compile(r"(?:[0-9a-fA-F]{2}){16,}")
 
 _BACKEND_OF_ISOLATION = "process"
