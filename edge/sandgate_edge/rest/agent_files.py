@@ -19,6 +19,7 @@ from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.rest.call_status import CallStatus
 from sandgate_edge.routing import lost
 from sandgate_errors import Internal, NotFound, SandgateError
 
@@ -55,12 +56,13 @@ class AgentFiles:
     async def write(self, message: agent_pb2.WriteFileRequest.Header) -> AsyncIterator[Writing]:
         """Write a file. What arrived stays if the block is left before :meth:`Writing.finish`."""
         call = self.request.app[AGENTS].agent(self.located).WriteFile(metadata=self._metadata())
+        status = CallStatus(call)
         writing = Writing(call=call)
         try:
             await writing.start(message)
             yield writing
         except grpc.aio.AioRpcError as error:
-            raise await self.error(error) from error
+            raise await self.error(await status.behind(error)) from error
         finally:
             call.cancel()
 
