@@ -62,8 +62,8 @@ async def _channels(app: web.Application) -> AsyncIterator[None]:
 async def _reset_streams(app: web.Application) -> None:
     """At the end of the edge: a stream has no end worth waiting for, and after a reset its client asks for health."""
     streams = app[STREAMS]
-    for request in tuple(streams):
-        routing.cut(request)
+    for transport in tuple(streams):
+        routing.reset(transport)
 
 
 @web.middleware

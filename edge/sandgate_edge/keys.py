@@ -5,6 +5,7 @@ They stand apart from ``app.py`` so that handlers need not import the applicatio
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -18,10 +19,10 @@ __all__ = ["AGENTS", "CORE", "REQUEST_ID", "SANDBOX_ID", "SETTINGS", "STREAMS"]
 CORE: Final = web.AppKey("core", CoreClient)
 AGENTS: Final = web.AppKey("agents", Agents)
 SETTINGS: Final = web.AppKey("settings", Settings)
-STREAMS: Final[web.AppKey[set[web.Request]]] = web.AppKey("streams", set)
-"""Requests whose answer has no end of its own; a stopping edge resets them instead of waiting."""
+STREAMS: Final[web.AppKey[set[asyncio.Transport]]] = web.AppKey("streams", set)
+"""Connections whose answer has no end of its own; a stopping edge resets them instead of waiting."""
 
-REQUEST_ID: Final = "request_id"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Request key: one id for one request, in every log line about it. Set by the outermost middleware."""
-SANDBOX_ID: Final = "sandbox_id"
+SANDBOX_ID: Final = web.RequestKey("sandbox_id", str)
 """Request key: the sandbox a request is about, for the log; absent when it names none."""

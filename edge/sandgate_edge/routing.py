@@ -6,6 +6,7 @@ host wins, because it is what a user's own traffic is addressed by. Behaviour ru
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -37,6 +38,7 @@ __all__ = [
     "cut",
     "locate",
     "lost",
+    "reset",
     "sandbox_id_of",
 ]
 
@@ -141,10 +143,13 @@ async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcErr
 
 
 def cut(request: web.Request) -> None:
-    """Resets the connection: what is queued is dropped and the peer sees a reset, never an orderly end (R13)."""
-    transport = request.transport
-    if transport is None:
-        return
+    """Resets the connection of the request, if it still has one."""
+    if request.transport is not None:
+        reset(request.transport)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """What is queued is dropped and the peer sees a reset, never an orderly end (R13)."""
     if (sock := transport.get_extra_info("socket")) is not None:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)

@@ -39,8 +39,10 @@ class StreamAnswer:
 
         Raises SandboxGone when nothing was sent yet; later the connection is cut instead, and no end frame follows.
         """
-        streams = self._request.app[STREAMS]
-        streams.add(self._request)
+        streams, transport = self._request.app[STREAMS], self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        streams.add(transport)
         try:
             error = None
             try:
@@ -55,7 +57,7 @@ class StreamAnswer:
                 error = internal(failure, request_id=self._request[REQUEST_ID])
             await self._end(error)
         finally:
-            streams.discard(self._request)
+            streams.discard(transport)
 
     async def _end(self, error: SandgateError | None) -> None:
         if isinstance(error, routing.SandboxGone):
