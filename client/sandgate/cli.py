@@ -142,7 +142,7 @@ def demo() -> None:
     """Run a gateway and a first script against it, then stop."""
     from sandgate.demo import run
 
-    sys.exit(run())
+    run()
 
 
 @cli.group()

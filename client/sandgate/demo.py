@@ -30,16 +30,17 @@ _EXPORT = re.compile(r"export (E2B_[A-Z_]+)=(\S+)")
 _STOP_WITHIN = 180.0
 
 
-def run() -> int:
-    """The exit status of the script."""
+def run() -> None:
+    """From the gateway's start to its end. Raises Unavailable when a part of it failed."""
     if util.find_spec("e2b") is None:
         raise FailedPrecondition(f"the demo needs the E2B SDK: {Path(sys.executable)} -m pip install e2b")
     isolation = _isolation()
     with tempfile.TemporaryDirectory(prefix="sandgate-demo-") as folder, _gateway(Path(folder), isolation) as exports:
         click.echo(f"A gateway runs at {exports['E2B_API_URL']} (isolation: {isolation}).")
         status = _script(exports)
+    if status != 0:
+        raise Unavailable(f"the demo's script failed with exit status {status}; the gateway has stopped")
     click.echo("\nThe gateway has stopped and left nothing behind.")
-    return status
 
 
 def _isolation() -> str:

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -90,6 +91,8 @@ def serve(tmp_path) -> Iterator[Serve]:
             serve.process.wait(60)
         serve.process.stdout.close()
     wait_until(lambda: not processes_of(serve.state_dir))
+    # A killed front could not take it away; pytest's folders are too deep for it to lie in the state directory.
+    shutil.rmtree(os.path.realpath(serve.state_dir / "run"), ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""What docs/compatibility.md says beyond the journeys: more that works, and that all else is refused by name."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import e2b
+import httpx
+import pytest
+from e2b import CommandExitException, PtySize, Sandbox
+
+from sandgate_testing.gateway import Gateway
+
+
+@pytest.fixture(scope="module")
+def sandbox(gateway: Gateway) -> Iterator[Sandbox]:
+    sandbox = Sandbox.create(**gateway.sdk_options)
+    yield sandbox
+    sandbox.kill()
+
+
+Options = dict[str, Any]
+Call = Callable[[Sandbox, Options], Any]
+
+MISSING: dict[str, tuple[Call, str]] = {
+    "pause": (lambda box, _: box.pause(), "pausing"),
+    "beta_pause": (lambda box, _: box.beta_pause(), "pausing"),
+    "fork": (lambda box, _: box.fork(), "forking"),
+    "create_snapshot": (lambda box, _: box.create_snapshot(), "snapshots"),
+    "list_snapshots": (lambda box, _: box.list_snapshots().next_items(), "snapshots"),
+    "delete_snapshot": (lambda _, options: Sandbox.delete_snapshot("x", **options), "templates"),
+    "get_metrics": (lambda box, _: box.get_metrics(), "metrics"),
+    "update_network": (lambda box, _: box.update_network({"deny_out": ["0.0.0.0/0"]}), "network rules"),
+    "files.watch_dir": (lambda box, _: box.files.watch_dir("/tmp"), "watching"),
+    "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["0.0.0.0/0"]}, **o), "network rules"),
+    "create(lifecycle=…)": (lambda _, o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o), "pause"),
+    "create(volume_mounts=…)": (lambda _, o: Sandbox.create(volume_mounts={"/x": "v"}, **o), "volumeMounts"),
+    "create(idempotency_key=…)": (lambda _, o: Sandbox.create(idempotency_key="a", **o), "Idempotency-Key"),
+    "create(mcp=…)": (lambda _, o: Sandbox.create(mcp={"x": {}}, **o), "mcp"),
+    "Template.build": (lambda _, o: e2b.Template.build(e2b.Template().from_base_image(), "x", **_api(o)), "templates"),
+    "Volume.create": (lambda _, o: e2b.Volume.create("v", **_api(o)), "volumes"),
+    "Volume.list": (lambda _, o: e2b.Volume.list(**_api(o)), "volumes"),
+    "Secret.list": (lambda _, o: e2b.Secret.list(**_api(o)).next_items(), "secrets"),
+}
+
+
+def _api(options: Options) -> Options:
+    return {name: value for name, value in options.items() if name != "sandbox_url"}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_missing_is_refused_by_name(sandbox: Sandbox, gateway: Gateway, name: str) -> None:
+    call, named = MISSING[name]
+    before = {box.sandbox_id for box in Sandbox.list(**_api(gateway.sdk_options)).next_items()}
+    with pytest.raises(Exception, match=named) as caught:
+        call(sandbox, gateway.sdk_options)
+    # The SDK's own kind of error, not a parser's that met something unexpected.
+    assert type(caught.value).__module__.startswith("e2b."), repr(caught.value)
+    assert {box.sandbox_id for box in Sandbox.list(**_api(gateway.sdk_options)).next_items()} == before
+    assert sandbox.is_running()
+
+
+def test_ports_of_a_sandbox_are_refused_by_name(sandbox: Sandbox, gateway: Gateway) -> None:
+    connection = http.client.HTTPConnection(*gateway.address, timeout=60)
+    try:
+        connection.request("GET", "/", headers={"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "3000"})
+        reply = connection.getresponse()
+        assert reply.status == 501
+        assert "3000" in reply.read().decode()
+    finally:
+        connection.close()
+
+
+def test_signed_urls_read_and_write(sandbox: Sandbox) -> None:
+    """Made for the override of the sandbox address, they name no sandbox: the headers do (R2)."""
+    named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
+    with httpx.Client(headers=named, trust_env=False, timeout=60) as client:
+        upload = sandbox.upload_url("signed é.txt", use_signature_expiration=60)
+        assert client.post(upload, files={"file": ("x", b"by url")}).status_code == 200
+        assert sandbox.files.read("signed é.txt") == "by url"
+        download = sandbox.download_url("signed é.txt")
+        assert client.get(download).content == b"by url"
+        assert client.get(download.replace("signature=v1_", "signature=v1_x")).status_code == 401
+    unnamed = httpx.get(download, trust_env=False, timeout=60)
+    assert unnamed.status_code == 400
+    assert "E2b-Sandbox-Id" in unnamed.json()["message"]
+
+
+def test_no_internet_is_kept(gateway: Gateway, isolation: str) -> None:
+    if isolation != "bubblewrap":
+        pytest.skip("only bubblewrap separates the network")
+    box = Sandbox.create(allow_internet_access=False, **gateway.sdk_options)
+    try:
+        # Not even the gateway's machine is there, only a loopback of its own.
+        listing = box.commands.run("cat /proc/net/dev | tail -n +3 | cut -d: -f1").stdout.split()
+        assert listing == ["lo"]
+        reached = box.commands.run(f"exec 3<>/dev/tcp/127.0.0.1/{gateway.address[1]} && echo reached || echo refused")
+        assert reached.stdout == "refused\n"
+    finally:
+        box.kill()
+
+
+def test_input_is_streamed(sandbox: Sandbox) -> None:
+    command = sandbox.commands.run("cat", background=True, stdin=True)
+    sandbox.commands.stream_input(command.pid, iter([b"one\n", "zwei é\n"]))
+    sandbox.commands.close_stdin(command.pid)
+    assert command.wait().stdout == "one\nzwei é\n"
+
+
+def test_terminals_work(sandbox: Sandbox) -> None:
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=60)
+    shown: list[bytes] = []
+    sandbox.pty.resize(terminal.pid, PtySize(rows=30, cols=100))
+    sandbox.pty.stream_input(terminal.pid, iter([b"stty ", b"size\n"]))
+    sandbox.pty.send_stdin(terminal.pid, b"exit 3\n")
+    with pytest.raises(CommandExitException) as ended:
+        terminal.wait(on_pty=shown.append)
+    assert ended.value.exit_code == 3
+    assert b"30 100" in b"".join(shown)
+
+
+def test_a_terminal_is_found_again_and_killed(sandbox: Sandbox) -> None:
+    terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=60)
+    assert sandbox.pty.connect(terminal.pid).pid == terminal.pid
+    assert sandbox.pty.kill(terminal.pid) is True
+    assert sandbox.pty.kill(terminal.pid) is False
+
+
+def test_git_runs_where_the_host_has_it(sandbox: Sandbox) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("no git on this machine")
+    sandbox.git.init("repository", initial_branch="trunk")
+    sandbox.files.write("repository/a.txt", "x")
+    sandbox.git.add("repository")
+    sandbox.git.commit("repository", "first", author_name="A", author_email="a@example.org")
+    status = sandbox.git.status("repository")
+    assert (status.current_branch, status.file_status) == ("trunk", [])
