@@ -126,6 +126,14 @@ class Sandboxes:
             self._expiry.set(record.id, record.end_at)
         return record
 
+    def take_back(self, record: SandboxRecord) -> None:
+        """The answer of a create could not be delivered: nobody knows the sandbox, so it must not live (C12)."""
+        live = self._table.get(record.id)
+        if live is not None:
+            self._errands.post(
+                self._kill(live, note="the answer of create was not delivered"), "an unknown sandbox lives"
+            )
+
     async def kill(self, sandbox_id: str, caller: Caller) -> None:
         """Returns when nothing of the sandbox is left. Raises SandboxNotFound for an unknown or ended one."""
         live = self._find(sandbox_id, caller)

@@ -22,8 +22,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_core.agents import Agents
+from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.server import run_core
 from sandgate_core.settings import Settings
+from sandgate_core.store import Store
 from sandgate_errors.grpc import from_status
 from sandgate_plugin_api import (
     AgentAddress,
@@ -305,6 +308,26 @@ async def deployment(folder: Path) -> AsyncIterator[Deployment]:
 async def core(deployment: Deployment) -> AsyncIterator[Running]:
     async with deployment.core() as running:
         yield running
+
+
+@pytest.fixture
+async def sandboxes(deployment: Deployment) -> AsyncIterator[Sandboxes]:
+    """The domain without a server in front, for what depends on the exact moment."""
+    store = await Store.open(url=None, state_dir=deployment.folder)
+    agents = Agents()
+    sandboxes = Sandboxes(
+        store=store,
+        backends={"local": deployment.backend},
+        default_backend="local",
+        agents=agents,
+        max_timeout=3600,
+        create_timeout=60,
+    )
+    await sandboxes.start()
+    yield sandboxes
+    await sandboxes.stop(kill=False)
+    await agents.close()
+    await store.close()
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from sandgate_api.core.v1 import sandboxes_pb2
+from sandgate_core.admission import CreateSpec
+from sandgate_core.callers import Caller
+from sandgate_core.listing import Query
 from sandgate_core.store import Store
 from sandgate_errors import (
     CapabilityMissing,
@@ -20,7 +23,6 @@ from sandgate_errors import (
     PermissionDenied,
     ResourceExhausted,
     SandboxNotFound,
-    SandgateError,
     Unauthenticated,
     Unavailable,
 )
@@ -210,22 +212,22 @@ class TestCreate:
             await asyncio.sleep(0.01)
         assert set((await records_of(folder)).values()) == {"failed"}
 
-    async def test_create_cancelled_at_any_moment_leaves_nothing_running(self, core, backend, world, until):
-        async def brief(_):
-            await asyncio.sleep(0.005)
-
-        backend.creating = brief
-        owner = core.owner
-        for delay in range(0, 24, 2):
-            call = asyncio.create_task(owner.create())
-            await asyncio.sleep(delay / 1000)
+    async def test_create_cancelled_at_any_moment_leaves_nothing(self, sandboxes, world, until):
+        caller, spec = Caller(owner="o"), CreateSpec(template="base", timeout=60_000_000)
+        for moment in range(40):
+            call = asyncio.create_task(sandboxes.create(spec, caller))
+            await asyncio.sleep(moment * 0.0005)
             call.cancel()
-            try:
-                await owner.call("Kill", id=(await call).id)
-            except (asyncio.CancelledError, SandgateError):
-                pass
+            await asyncio.wait({call})
+            if not call.cancelled():
+                await sandboxes.kill(call.result().id, caller)
         await until(lambda: not world.boxes)
-        assert await owner.ids() == []
+        assert (await sandboxes.list(Query(), caller)).records == []
+
+    async def test_create_whose_answer_was_not_delivered_is_taken_back(self, sandboxes, world, until):
+        made = await sandboxes.create(CreateSpec(template="base", timeout=60_000_000), Caller(owner="o"))
+        sandboxes.take_back(made)
+        await until(lambda: not world.boxes)
 
     async def test_many_at_once(self, core, world):
         owner = core.owner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -37,6 +39,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
 
     async def Create(self, request: sandboxes_pb2.CreateRequest, context: Any) -> sandboxes_pb2.CreateResponse:  # noqa: N802
         record = await self._sandboxes.create(_spec_of(request), current())
+        _on_cancellation(lambda: self._sandboxes.take_back(record))
         return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
 
     async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
@@ -102,6 +105,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             envd_version=self._envd_version,
             access_token=self._tokens.token_of(record.id, version=record.token_version) if record.secure else "",
         )
+
+
+def _on_cancellation(act: Callable[[], None]) -> None:
+    """Run ``act`` if the current call is cancelled after its handler has returned, while the answer is being sent."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.add_done_callback(lambda ended: act() if ended.cancelled() else None)
 
 
 def _spec_of(request: sandboxes_pb2.CreateRequest) -> CreateSpec:

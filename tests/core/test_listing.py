@@ -1,0 +1,158 @@
+"""Filters, order and paging (C17 to C23): the rules on records, then the way through gRPC."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate_api.core.v1 import sandboxes_pb2
+from sandgate_core.listing import Query, page_of
+from sandgate_core.records import SandboxRecord
+from sandgate_core.states import State
+from sandgate_errors import InvalidArgument
+from sandgate_plugin_api import Resources
+
+NOBODY_KNOWS = (State.CREATING, State.KILLING, State.KILLED, State.FAILED)
+
+
+def record(number: int, *, started: int = 5, state: State = State.RUNNING, metadata=None) -> SandboxRecord:
+    return SandboxRecord(
+        id=f"i{number:04}",
+        owner="o",
+        backend="b",
+        template_id="base",
+        alias="",
+        state=state,
+        created_at=0,
+        started_at=started,
+        timeout=1,
+        metadata=metadata or {},
+        resources=Resources(cpu_count=1, memory_mb=1, disk_size_mb=1),
+        handle={},
+    )
+
+
+# Few different times, so that equal ones are common.
+records = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(list(State))), max_size=30).map(
+    lambda drawn: [record(n, started=started, state=state) for n, (started, state) in enumerate(drawn)]
+)
+
+
+def walk(found: list[SandboxRecord], **query) -> list[list[SandboxRecord]]:
+    pages, token = [], ""
+    while True:
+        page = page_of(found, Query(page_token=token, **query))
+        pages.append(page.records)
+        token = page.next_token
+        if not token:
+            return pages
+
+
+@given(records, st.integers(1, 7), st.booleans())
+def test_pages_hold_every_shown_sandbox_once_and_in_order(found, size, ascending):
+    pages = walk(found, page_size=size, ascending=ascending)
+    seen = [entry for page in pages for entry in page]
+    expected = sorted((r for r in found if r.state not in NOBODY_KNOWS), key=lambda r: (-r.started_at, r.id))
+    assert seen == (expected[::-1] if ascending else expected)
+    # A token only when more follows: no page but a single first one is empty.
+    assert all(len(page) == size for page in pages[:-1])
+    assert len(pages) == 1 or pages[-1]
+
+
+@given(records, st.integers(1, 7), st.booleans(), st.data())
+def test_sandboxes_that_end_between_pages_shift_nothing(found, size, ascending, data):
+    first = page_of(found, Query(page_size=size, ascending=ascending))
+    if not first.next_token:
+        return
+    gone = data.draw(st.sets(st.sampled_from([r.id for r in found])))
+    left = [r for r in found if r.id not in gone]
+    rest = page_of(left, Query(page_size=None, ascending=ascending, page_token=first.next_token)).records
+    everything = page_of(found, Query(page_size=None, ascending=ascending)).records
+    assert rest == [r for r in everything if r.id not in gone and r not in first.records]
+
+
+@given(st.text(max_size=40))
+def test_junk_token_is_refused(token):
+    if token:
+        with pytest.raises(InvalidArgument):
+            page_of([record(1)], Query(page_token=token))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1d5", "1x5.i1", "1d5.", "1d.i1", "1d5.I1", "2d5.i1", "1d5.i1 ", "1d" + "9" * 20 + ".i1", "1d٥.i1"]
+)
+def test_forged_token_is_refused(text):
+    token = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    with pytest.raises(InvalidArgument):
+        page_of([record(1)], Query(page_token=token or "="))
+
+
+def test_token_holds_for_its_own_direction_only():
+    found = [record(n) for n in range(5)]
+    token = page_of(found, Query(page_size=2)).next_token
+    with pytest.raises(InvalidArgument):
+        page_of(found, Query(page_token=token, ascending=True))
+
+
+def test_total_counts_running_ones_after_filters_and_before_paging():
+    # C20
+    found = [record(n, metadata={"n": str(n % 2)}) for n in range(6)] + [record(9, state=State.PAUSED)]
+    assert page_of(found, Query(page_size=1)).total_running == 6
+    assert page_of(found, Query(page_size=1, metadata={"n": "0"})).total_running == 3
+    assert page_of(found, Query(states=frozenset({State.PAUSED}))).total_running == 0
+
+
+def test_passing_states_are_shown_as_what_they_are_as_good_as():
+    # C14
+    paused = Query(states=frozenset({State.PAUSED}))
+    running = Query(states=frozenset({State.RUNNING}))
+    found = [record(n, state=state) for n, state in enumerate(State)]
+    assert {r.state for r in page_of(found, paused).records} == {State.PAUSED, State.PAUSING, State.RESUMING}
+    assert {r.state for r in page_of(found, running).records} == {State.RUNNING, State.SNAPSHOTTING}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3), st.data())
+def test_metadata_filter_matches_exactly_when_every_pair_does(metadata, data):
+    wanted = data.draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
+    matches = bool(page_of([record(1, metadata=metadata)], Query(metadata=wanted)).records)
+    assert matches == (wanted.items() <= metadata.items())
+
+
+async def test_list_answers_filters_and_pages(core):
+    owner = core.owner
+    made = [await owner.create(metadata={"n": str(n), "kind": "even" if n % 2 == 0 else "odd"}) for n in range(5)]
+    newest_first = [sandbox.id for sandbox in reversed(made)]
+    assert await owner.ids() == newest_first
+    assert await owner.ids(order=sandboxes_pb2.ORDER_ASC) == newest_first[::-1]
+    assert await owner.ids(metadata={"kind": "even", "n": "2"}) == [made[2].id]
+    assert await owner.ids(metadata={"kind": "eve"}) == []
+    assert await owner.ids(template="default-image") == newest_first
+    assert await owner.ids(template="nobody-knows-this") == []
+    assert await owner.ids(started_after=made[3].started_at) == newest_first[:2]
+    assert await owner.ids(states=[sandboxes_pb2.SANDBOX_STATE_PAUSED]) == []
+    assert await owner.ids(all=True) == newest_first
+    page = await owner.call("List", page_size=2)
+    assert page.total_running == 5
+    await owner.call("Kill", id=made[2].id)
+    assert await owner.ids(page_size=2, page_token=page.next_page_token) == newest_first[3:]
+    assert await owner.ids(page_size=1000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"page_size": -1},
+        {"page_token": "junk"},
+        {"order": 9},
+        {"states": [9]},
+        {"states": [sandboxes_pb2.SANDBOX_STATE_UNSPECIFIED]},
+        {"all": True, "page_size": 5},
+        {"all": True, "page_token": "x"},
+    ],
+)
+async def test_bad_list_request_is_refused(core, fields):
+    with pytest.raises(InvalidArgument):
+        await core.owner.call("List", **fields)

@@ -1,0 +1,179 @@
+"""What a start of the core does with what it finds: adopt, destroy, finish, refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from sandgate_errors import FailedPrecondition, SandboxNotFound, SandgateError, Unavailable
+
+
+def rewrite(folder, statement, *values):
+    connection = sqlite3.connect(folder / "sandgate.db")
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def state_of(folder, sandbox_id):
+    connection = sqlite3.connect(folder / "sandgate.db")
+    try:
+        return connection.execute("SELECT state FROM sandboxes WHERE id = ?", [sandbox_id]).fetchone()[0]
+    finally:
+        connection.close()
+
+
+async def test_sandboxes_outlive_the_core(deployment, world):
+    async with deployment.core() as core:
+        made = await core.owner.create(metadata={"a": "b"}, envs={"X": "1"}, secure=True)
+    assert made.id in world.boxes
+    async with deployment.core() as core:
+        assert (await core.owner.call("Get", id=made.id)).sandbox == made
+        located = await core.internal.call("Locate", id=made.id)
+        assert located.agent.token == world.boxes[made.id].agent.token
+        await core.owner.call("Kill", id=made.id)
+    assert not world.boxes
+
+
+async def test_on_exit_kill_ends_every_sandbox(deployment, world):
+    async with deployment.core(on_exit="kill") as core:
+        for _ in range(3):
+            await core.owner.create()
+    assert not world.boxes
+    async with deployment.core() as core:
+        assert await core.owner.ids() == []
+
+
+async def test_stop_calls_off_a_create_that_is_under_way(deployment, backend, world, folder):
+    reached = asyncio.Event()
+    names = []
+
+    async def hang(sandbox_id):
+        names.append(sandbox_id)
+        reached.set()
+        await asyncio.Event().wait()
+
+    backend.created = hang
+    async with deployment.core() as core:
+        call = asyncio.create_task(core.owner.create())
+        await reached.wait()
+        still_open = core.stack.pop_all()
+    with pytest.raises(SandgateError):
+        await call
+    await still_open.aclose()
+    assert not world.boxes
+    assert state_of(folder, names[0]) == "failed"
+
+
+async def test_survivor_that_nobody_knows_is_destroyed(deployment, world, until):
+    await world.make("istranger")
+    async with deployment.core():
+        await until(lambda: not world.boxes)
+
+
+async def test_ended_sandbox_that_still_exists_is_destroyed(deployment, world, until):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+        await core.owner.call("Kill", id=made.id)
+    await world.make(made.id)
+    async with deployment.core() as core:
+        await until(lambda: not world.boxes)
+        with pytest.raises(SandboxNotFound):
+            await core.owner.call("Get", id=made.id)
+
+
+async def test_record_whose_sandbox_is_gone_ends(deployment, world, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    await world.lose(made.id)
+    async with deployment.core() as core:
+        assert await core.owner.ids() == []
+        assert state_of(folder, made.id) == "failed"
+
+
+async def test_half_made_sandbox_is_freed(deployment, world, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    rewrite(folder, "UPDATE sandboxes SET state = 'creating' WHERE id = ?", made.id)
+    async with deployment.core():
+        assert not world.boxes
+        assert state_of(folder, made.id) == "failed"
+
+
+async def test_kill_that_was_under_way_is_finished(deployment, world, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    rewrite(folder, "UPDATE sandboxes SET state = 'killing' WHERE id = ?", made.id)
+    async with deployment.core():
+        assert not world.boxes
+        assert state_of(folder, made.id) == "killed"
+
+
+async def test_overdue_sandbox_ends_at_start(deployment, world, folder, until):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    rewrite(folder, "UPDATE sandboxes SET end_at = 1 WHERE id = ?", made.id)
+    async with deployment.core():
+        await until(lambda: not world.boxes)
+
+
+async def test_deadline_holds_over_a_restart(deployment, world, until):
+    async with deployment.core() as core:
+        made = await core.owner.create(timeout=2)
+    async with deployment.core() as core:
+        assert (await core.owner.call("Get", id=made.id)).sandbox.end_at == made.end_at
+        await until(lambda: not world.boxes)
+
+
+async def test_live_sandbox_of_a_backend_that_is_not_configured_stops_the_start(deployment, world, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    rewrite(folder, "UPDATE sandboxes SET backend = 'elsewhere' WHERE id = ?", made.id)
+    with pytest.raises(FailedPrecondition, match="1 in backend 'elsewhere'"):
+        async with deployment.core():
+            pass
+    assert made.id in world.boxes
+
+
+async def test_failed_start_ends_no_sandbox_even_with_on_exit_kill(deployment, world, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create()
+    rewrite(folder, "UPDATE sandboxes SET backend = 'elsewhere' WHERE id = ?", made.id)
+    with pytest.raises(FailedPrecondition):
+        async with deployment.core(on_exit="kill"):
+            pass
+    assert made.id in world.boxes
+
+
+async def test_another_seed_is_refused_while_protected_sandboxes_live(deployment, folder):
+    async with deployment.core() as core:
+        made = await core.owner.create(secure=True)
+    with pytest.raises(FailedPrecondition, match="the seed is not the one that 1 protected sandboxes"):
+        async with deployment.core(seed="ab" * 32):
+            pass
+    async with deployment.core() as core:
+        assert (await core.owner.call("Get", id=made.id)).sandbox.access_token == made.access_token
+        await core.owner.call("Kill", id=made.id)
+    async with deployment.core(seed="ab" * 32) as core:
+        await core.owner.create(secure=True)
+
+
+async def test_another_seed_is_accepted_when_nothing_depends_on_it(deployment):
+    async with deployment.core() as core:
+        await core.owner.create(secure=False)
+    async with deployment.core(seed="ab" * 32) as core:
+        assert len(await core.owner.ids()) == 1
+
+
+async def test_failing_survey_stops_the_start_with_its_reason(deployment, backend, monkeypatch):
+    async def survey():
+        raise Unavailable("the daemon is down")
+
+    monkeypatch.setattr(backend, "survey", survey)
+    with pytest.raises(
+        FailedPrecondition, match="backend 'local' cannot say which sandboxes exist: the daemon is down"
+    ):
+        async with deployment.core():
+            pass

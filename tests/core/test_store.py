@@ -1,0 +1,181 @@
+"""The store: compare-and-set, what it refuses to open, its schema and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from sandgate_core import clock, schema
+from sandgate_core.records import NetworkRules, SandboxRecord
+from sandgate_core.states import TRANSITIONS, State
+from sandgate_core.store import KEEP_ENDED, Store
+from sandgate_errors import Conflict, FailedPrecondition
+from sandgate_plugin_api import Resources
+
+
+@pytest.fixture
+async def store(folder):
+    store = await Store.open(url=None, state_dir=folder)
+    yield store
+    await store.close()
+
+
+def record(sandbox_id="i1", **changes) -> SandboxRecord:
+    made = SandboxRecord(
+        id=sandbox_id,
+        owner="o",
+        backend="b",
+        template_id="t",
+        alias="",
+        state=State.CREATING,
+        created_at=clock.now(),
+        timeout=5,
+        metadata={"ä": "😀\n"},
+        envs={"X": ""},
+        resources=Resources(cpu_count=1, memory_mb=2, disk_size_mb=3),
+        handle={"deep": {"list": [1, None, "x"]}},
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("network", [None, NetworkRules(allow_out=("a",), deny_out=("b", "c"), mask_request_host="h")])
+async def test_record_comes_back_as_it_was_written(store, network):
+    written = record(network=network, started_at=7, secure=True)
+    await store.add(written, note="create")
+    assert await store.find("i1") == written
+    assert await store.live() == [written]
+
+
+async def test_only_one_of_many_who_race_for_a_change_wins(store):
+    await store.add(record(), note="create")
+    after = record(state=State.RUNNING, revision=1)
+    outcomes = await asyncio.gather(
+        *(store.move(after, came_from=State.CREATING, note="x") for _ in range(5)), return_exceptions=True
+    )
+    assert outcomes.count(None) == 1
+    assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 4
+    assert len(await store.history("i1")) == 2
+
+
+async def test_amending_a_record_that_changed_state_is_a_conflict(store):
+    await store.add(record(), note="create")
+    await store.move(record(state=State.RUNNING, revision=1), came_from=State.CREATING, note="ready")
+    with pytest.raises(Conflict):
+        await store.amend(record(end_at=9))
+    assert (await store.find("i1")).end_at is None
+
+
+async def test_database_of_a_newer_version_is_refused_and_left_alone(folder):
+    await (await Store.open(url=None, state_dir=folder)).close()
+    connection = sqlite3.connect(folder / "sandgate.db")
+    with connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(FailedPrecondition, match=r"newer version of sandgate \(schema '9999'") as refusal:
+        await Store.open(url=None, state_dir=folder)
+    assert "\n" not in refusal.value.message
+    connection = sqlite3.connect(folder / "sandgate.db")
+    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
+    connection.close()
+
+
+async def test_file_that_is_no_database_is_refused_in_one_line(folder):
+    (folder / "sandgate.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(FailedPrecondition, match="file is not a database") as refusal:
+        await Store.open(url=None, state_dir=folder)
+    assert "\n" not in refusal.value.message
+
+
+async def test_directory_in_its_place_is_refused_in_one_line(folder):
+    (folder / "sandgate.db").mkdir()
+    with pytest.raises(FailedPrecondition, match="cannot be used"):
+        await Store.open(url=None, state_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("://secret@", "cannot be read"),
+        ("mysql://u:secret@h/d", "'mysql' are not supported"),
+        ("postgresql://u:secret@127.0.0.1:1/d", "postgresql"),
+        ("sqlite:////nowhere/at/all.db", "cannot be used"),
+    ],
+)
+async def test_unusable_url_is_one_line_without_the_password(folder, url, text):
+    with pytest.raises(FailedPrecondition, match=text) as refusal:
+        await Store.open(url=url, state_dir=folder)
+    assert "secret" not in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+async def test_database_is_readable_by_its_owner_only(store, folder):
+    await store.add(record(), note="create")
+    for path in folder.glob("sandgate.db*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+async def test_migrations_make_the_schema_that_the_code_uses(store, folder):
+    def compare(connection):
+        from alembic.autogenerate import compare_metadata
+        from alembic.runtime.migration import MigrationContext
+        from alembic.script import ScriptDirectory
+
+        from sandgate_core import store as module
+
+        assert ScriptDirectory(str(module._MIGRATIONS)).get_heads() == [schema.HEAD]
+        return compare_metadata(MigrationContext.configure(connection), schema.metadata)
+
+    async with store._engine.connect() as connection:
+        assert await connection.run_sync(compare) == []
+
+
+async def test_database_settings_are_in_force(store):
+    async with store._engine.connect() as connection:
+        for pragma, expected in {
+            "journal_mode": "wal",
+            "synchronous": 1,
+            "foreign_keys": 1,
+            "busy_timeout": 5000,
+        }.items():
+            assert (await connection.execute(sa.text(f"PRAGMA {pragma}"))).scalar() == expected
+
+
+async def test_interrupted_migration_leaves_nothing_half_done(folder, monkeypatch):
+    from alembic import op
+
+    def fail(*_, **__):
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(op, "create_index", fail)
+        with pytest.raises(FailedPrecondition, match="power cut"):
+            await Store.open(url=None, state_dir=folder)
+    await (await Store.open(url=None, state_dir=folder)).close()
+
+
+async def test_long_ended_records_are_forgotten_with_their_history(folder):
+    store = await Store.open(url=None, state_dir=folder)
+    now = clock.now()
+    for name, ended in (("old", now - KEEP_ENDED - 1), ("young", now - KEEP_ENDED + 10**9), ("live", None)):
+        await store.add(record(name, ended_at=ended), note="create")
+    await store.close()
+    store = await Store.open(url=None, state_dir=folder)
+    assert await store.find("old") is None
+    assert await store.history("old") == []
+    assert await store.find("young") is not None
+    assert await store.find("live") is not None
+    await store.close()
+
+
+def test_every_state_but_the_ended_ones_can_be_killed_and_ended_ones_never_come_back():
+    # C38
+    for state in State:
+        assert state.ended == (state in {State.KILLED, State.FAILED})
+        if not state.ended and state is not State.KILLING:
+            assert State.KILLING in TRANSITIONS[state]
+    assert set(TRANSITIONS) == set(State)
