@@ -7,6 +7,7 @@ target is the core, whose relay wants other credentials (docs/architecture.md, m
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ class Agents:
         self._internal_token = internal_token
         self._max_channels = max_channels
         self._lines: OrderedDict[str, _Line] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
         self._options = (
             ("grpc.max_send_message_length", max_rpc_bytes + _SLACK_BYTES),
             ("grpc.max_receive_message_length", max_rpc_bytes + _SLACK_BYTES),
@@ -80,15 +82,18 @@ class Agents:
             pairs.append(("keepalive-interval", str(keepalive)))
         return tuple(pairs)
 
-    async def forget(self, located: Located) -> None:
-        """Closes the channel of an agent that is gone; calls still on it end."""
-        if located.agent_target != self._relay and (line := self._lines.pop(located.agent_target, None)) is not None:
-            await line.channel.close()
+    def forget(self, located: Located) -> None:
+        """Lets go of the channel of an agent that is gone.
+
+        Other calls on it find out by themselves: closing under them would look like a cancellation of their own.
+        """
+        if located.agent_target != self._relay:
+            self._retire(located.agent_target)
 
     async def close(self) -> None:
-        while self._lines:
-            _, line = self._lines.popitem()
-            await line.channel.close()
+        """Ends everything: calls, channels, and the closing of those let go before."""
+        await asyncio.gather(*(line.channel.close() for line in self._lines.values()), *self._closing)
+        self._lines.clear()
 
     def _line(self, located: Located) -> _Line:
         line = self._lines.get(located.agent_target)
@@ -104,8 +109,23 @@ class Agents:
             return
         idle = next((target for target, line in self._lines.items() if line.calls == 0), None)
         if idle is not None:
-            # Dropped, not awaited: nothing runs on it, and the last reference closes it.
-            del self._lines[idle]
+            self._retire(idle)
+
+    def _retire(self, target: str) -> None:
+        """Closes a channel once nothing runs on it."""
+        line = self._lines.pop(target, None)
+        if line is None:
+            return
+        if line.calls == 0:
+            self._close_soon(line)
+        else:
+            line.when_idle = self._close_soon
+
+    def _close_soon(self, line: _Line) -> None:
+        # Closing awaits, and stubs are handed out where nothing can: these tasks live as long as the process.
+        closing = asyncio.create_task(line.channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 class _Line:
@@ -113,6 +133,7 @@ class _Line:
 
     def __init__(self, target: str, options: tuple[tuple[str, int], ...]) -> None:
         self.calls = 0
+        self.when_idle: Callable[[_Line], None] | None = None
         self.channel = grpc.aio.insecure_channel(target, options=options)
         self.process: process_pb2_grpc.ProcessAsyncStub = self._counted(process_pb2_grpc.ProcessStub(self.channel))
         self.filesystem: filesystem_pb2_grpc.FilesystemAsyncStub = self._counted(
@@ -136,6 +157,8 @@ class _Line:
 
     def _ended(self, _call: object) -> None:
         self.calls -= 1
+        if self.calls == 0 and self.when_idle is not None:
+            self.when_idle(self)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> SandgateError:

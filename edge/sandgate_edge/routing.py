@@ -133,7 +133,7 @@ async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcErr
     try:
         await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID])
     except SandboxNotFound:
-        await request.app[AGENTS].forget(located)
+        request.app[AGENTS].forget(located)
         if request.writer.output_size > 0:
             cut(request)
         return SandboxGone(located.sandbox.id)

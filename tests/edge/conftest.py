@@ -38,6 +38,7 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
     def __init__(self) -> None:
         self.sandboxes: dict[str, sandboxes_pb2.LocateResponse] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.after_answer: Callable[[], None] = lambda: None
 
     def add(self, sandbox_id: str, *, target: str, token: str = "") -> None:
         self.sandboxes[sandbox_id] = sandboxes_pb2.LocateResponse(
@@ -49,7 +50,9 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
         self.asked.append((request.id, dict(context.invocation_metadata())))
         if request.id not in self.sandboxes:
             await fail(context, SandboxNotFound.of(request.id))
-        return self.sandboxes[request.id]
+        answer = self.sandboxes[request.id]
+        self.after_answer()
+        return answer
 
 
 Answer = Callable[[Any, grpc.aio.ServicerContext], Any]

@@ -228,6 +228,26 @@ async def test_killed_sandbox_resets_its_stream_and_health_says_502(edge):
     assert (health.status, health.json()["message"]) == (502, "The sandbox was not found")
 
 
+async def test_killed_sandbox_resets_each_of_its_streams(edge):
+    edge.agent.on["Start"] = endless
+    streams = [await edge.open_stream(START, REQUEST) for _ in range(8)]
+    for reader, _ in streams:
+        await reader.readuntil(b"}}}")
+    edge.core.sandboxes.clear()
+    await edge.agent.stop()
+    for reader, writer in streams:
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+
+
+async def test_sandbox_that_ends_before_the_first_event_is_a_plain_502(edge):
+    edge.core.sandboxes["iopen"].agent.target += ".gone"
+    edge.core.after_answer = edge.core.sandboxes.clear
+    reply = await edge.stream(START, REQUEST)
+    assert (reply.status, reply.json()["message"]) == (502, "The sandbox was not found")
+
+
 async def test_lost_agent_of_a_running_sandbox_is_unavailable_in_the_end_frame(edge):
     edge.agent.on["Start"] = endless
     reader, writer = await edge.open_stream(START, REQUEST)

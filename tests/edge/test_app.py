@@ -1,0 +1,141 @@
+"""What surrounds every route: cross-origin, request ids, the log line, answers to what is no request (W12 to W14)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+
+from sandgate_api.envd.v1 import filesystem_pb2
+from sandgate_testing import raw_http
+
+STAT = "/filesystem.Filesystem/Stat"
+
+
+async def test_preflight_is_answered_before_anything_is_checked(edge):
+    headers = {
+        "Origin": "https://page.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,x-access-token",
+    }
+    for path in (STAT, "/sandboxes", "/files", "/nowhere"):
+        reply = await edge.ask(path, method="OPTIONS", sandbox=None, headers=headers)
+        assert (reply.status, reply.body) == (204, b"")
+        assert reply.headers["access-control-allow-origin"] == "*"
+        assert reply.headers["access-control-allow-headers"] == "authorization,x-access-token"
+        assert reply.headers["access-control-max-age"] == "7200"
+        assert reply.headers["access-control-allow-methods"] == "HEAD, GET, POST, PUT, PATCH, DELETE"
+    assert edge.core.asked == []
+
+
+async def test_every_answer_may_be_read_by_any_page(edge):
+    replies = [
+        await edge.ask("/health", method="GET"),
+        await edge.ask("/nowhere", method="GET", sandbox=None),
+        await edge.unary(STAT, sandbox="igone"),
+        await edge.stream("/process.Process/Start", b""),
+    ]
+    assert [reply.status for reply in replies] == [204, 404, 502, 200]
+    for reply in replies:
+        assert reply.headers["access-control-allow-origin"] == "*"
+        assert "X-Next-Token" in reply.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("req-1.A_b", True), ("a" * 129, False), ("a b", False), ('"x"', False)])
+async def test_sane_request_id_is_kept_and_told(edge, given, kept):
+    reply = await edge.ask("/health", method="GET", headers={"X-Request-Id": given})
+    assert (reply.headers["x-request-id"] == given) is kept
+    assert edge.core.asked[0][1]["request-id"] == reply.headers["x-request-id"]
+
+
+async def test_one_line_for_each_request_and_no_secret_in_it(edge):
+    async def stat(_request, _context):
+        return filesystem_pb2.StatResponse()
+
+    edge.agent.on["Stat"] = stat
+    with structlog.testing.capture_logs() as lines:
+        await edge.unary(STAT + "?signature=v1_secret", x_access_token="tok-secret", authorization="Basic c2VjcmV0Og==")
+        await edge.ask("/secret/path", method="GET", sandbox=None)
+        await edge.unary(STAT, sandbox="igone")
+    requests = [line for line in lines if line["event"] == "request"]
+    assert [(line["method"], line["route"], line["sandbox"], line["status"]) for line in requests] == [
+        ("POST", STAT, "iopen", 200),
+        ("GET", "unmatched", None, 404),
+        ("POST", STAT, "igone", 502),
+    ]
+    assert all(line["duration_ms"] >= 0 and line["request_id"] for line in requests)
+    assert "secret" not in str(lines)
+
+
+async def test_client_that_left_is_logged_as_such_and_not_as_an_error(edge):
+    async def never(_request, _context):
+        await asyncio.Event().wait()
+
+    edge.agent.on["Stat"] = never
+    with structlog.testing.capture_logs() as lines:
+        _, writer = await asyncio.open_connection(*edge.address)
+        writer.write(edge.request(STAT, headers={"Content-Type": "application/json"}, body=b"{}"))
+        async with asyncio.timeout(20):
+            while not edge.agent.requests:  # noqa: ASYNC110 - the double has no event for this
+                await asyncio.sleep(0.01)
+            writer.close()
+            await edge.agent.ended.wait()
+            while not lines:  # noqa: ASYNC110 - written when the handler has ended
+                await asyncio.sleep(0.01)
+    assert [(line["event"], line["status"], line["log_level"]) for line in lines] == [("request", 499, "info")]
+
+
+async def test_fault_of_ours_is_an_answer_with_a_reference_and_no_detail(edge):
+    edge.agent.on.clear()
+    broken = edge.core.sandboxes["iopen"]
+    broken.agent.target = "no-such-scheme:///x"
+    with structlog.testing.capture_logs() as lines:
+        reply = await edge.unary(STAT)
+    assert reply.status in {500, 503}
+    assert "no-such-scheme" not in reply.body.decode()
+    assert lines
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\0 HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n",
+    ],
+)
+async def test_bytes_that_are_no_http_are_answered_in_json(edge, data):
+    with structlog.testing.capture_logs() as lines:
+        reply = await asyncio.to_thread(raw_http.exchange, edge.address, data)
+    assert (reply.status, reply.json()) == (400, {"code": 400, "message": "the request is not valid HTTP/1.1"})
+    assert "exc_info" not in str(lines)
+
+
+@pytest.mark.parametrize("headers", [{"X-Long": "x" * 20_000}, {f"X-{n}": "x" for n in range(300)}])
+async def test_headers_have_a_limit(edge, headers):
+    reply = await edge.ask("/health", method="GET", headers=headers)
+    assert (reply.status, reply.json()["code"]) == (400, 400)
+
+
+async def test_long_path_of_a_file_fits_in_the_request_line(edge):
+    reply = await edge.ask("/health?path=" + "%C3%A9" * 2000, method="GET")
+    assert reply.status == 204
+
+
+async def test_broken_chunks_are_the_clients_mistake(edge):
+    headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    reply = await edge.ask(STAT, headers=headers, body=b"zz\r\nnonsense\r\n")
+    assert reply.status == 400
+
+
+async def test_connection_serves_one_request_after_another(edge):
+    reader, writer = await asyncio.open_connection(*edge.address)
+    for _ in range(3):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(16) == b'{"status": "ok"}'
+    writer.close()
