@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from sandgate_errors import InvalidArgument, SandgateError, Unauthenticated
+from sandgate_errors import Canceled, InvalidArgument, SandgateError, Unauthenticated
 from sandgate_errors.grpc import status_of, trailers_of
 
 __all__ = ["Call", "ClientStream", "Method", "ServerStream", "Unary", "generic_handler"]
@@ -64,7 +64,11 @@ class Call:
         return float(int(text) if readable else 0) or _DEFAULT_KEEPALIVE
 
     async def send(self, message: Message) -> None:
-        await self._context.write(message)
+        try:
+            await self._context.write(message)
+        except grpc.aio.InternalError:
+            # What a write ends with that waited for a client which then left; the cancellation comes after it.
+            raise Canceled("the caller went away") from None
 
     async def requests(self) -> AsyncIterator[Any]:
         assert self._requests is not None  # noqa: S101 -- only client streams ask
@@ -84,7 +88,8 @@ class Call:
                 "reference %s, request %s: unexpected error", reference, self._text("request-id") or "-", exc_info=error
             )
             await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error, reference {reference}")
-        await self._context.abort(status_of(error), _status_text(error.message), trailers_of(error))
+        if not isinstance(error, Canceled):
+            await self._context.abort(status_of(error), _status_text(error.message), trailers_of(error))
 
     def _text(self, key: str) -> str:
         value = self._metadata.get(key, "")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 
 __all__ = ["become_subreaper", "drop_capabilities", "hide_memory", "new_user_namespace", "set_io_priority", "set_name"]
 
@@ -63,7 +62,7 @@ def drop_capabilities() -> None:
 
 def set_io_priority(level: int) -> None:
     """Best effort at ``level``; does nothing on machines whose call number is not known here."""
-    number = _IOPRIO_SET.get(platform.machine())
+    number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
         value = _BEST_EFFORT << _IOPRIO_CLASS_SHIFT | level
         _check(_libc.syscall(ctypes.c_long(number), _IOPRIO_WHO_PROCESS, 0, value))

@@ -283,7 +283,10 @@ class Launcher:
         self.switches_users = switches_users
         self._root_pid = root_pid
         self._on_root_lost = on_root_lost
+        #: Where the next program of an account is started.
         self._spawners: dict[tuple[object, ...], _AccountSpawner] = {}
+        #: All that are not known to be dead, also those that were replaced.
+        self._living: set[_AccountSpawner] = set()
         self._orphans: dict[int, Child] = {}
         self._numbers = itertools.count(1)
         self._root = _Channel(control, on_message=self._root_received, on_lost=self._root_lost)
@@ -316,7 +319,7 @@ class Launcher:
     async def close(self) -> None:
         """End everything that was ever started, and the spawners. Bounded."""
         self._closing = True
-        for spawner in self._spawners.values():
+        for spawner in self._living:
             spawner.close()
         self._root.close()
         loop = asyncio.get_running_loop()
@@ -347,6 +350,7 @@ class Launcher:
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
         spawner = _AccountSpawner(number, ours, self._spawner_lost)
+        self._living.add(spawner)
         self._root.send(
             {
                 "op": "account",
@@ -362,21 +366,28 @@ class Launcher:
     def _retire_idle(self) -> None:
         idle = [key for key, spawner in self._spawners.items() if spawner.idle]
         for key in idle[: max(0, len(idle) - _IDLE_SPAWNERS + 1)]:
-            self._spawners.pop(key).close()
+            spawner = self._spawners.pop(key)
+            spawner.close()
+            self._living.discard(spawner)
 
     def _drop(self, spawner: _AccountSpawner) -> None:
         log.warning("account spawner %d does not answer and is replaced", spawner.number)
+        self._forget(spawner)
         self._root.send({"op": "drop", "id": spawner.number})
 
     def _spawner_lost(self, spawner: _AccountSpawner) -> None:
         """Its children are the root spawner's now; some may have ended already, and been reported ahead of this."""
-        self._spawners = {key: other for key, other in self._spawners.items() if other is not spawner}
+        self._forget(spawner)
+        self._living.discard(spawner)
         children, spawner.children = spawner.children, {}
         for child in children.values():
             if child.orphan_status is not None:
                 child.finish(child.orphan_status)
             else:
                 self._adopt(child)
+
+    def _forget(self, spawner: _AccountSpawner) -> None:
+        self._spawners = {key: other for key, other in self._spawners.items() if other is not spawner}
 
     def _adopt(self, child: Child) -> None:
         self._orphans[child.pid] = child
@@ -396,7 +407,7 @@ class Launcher:
         if (orphan := self._orphans.get(pid)) is not None:
             orphan.finish(status)
             return
-        for spawner in self._spawners.values():
+        for spawner in self._living:
             if (child := spawner.children.get(pid)) is not None:
                 # Its spawner is dead, only we have not heard of that yet.
                 child.orphan_status = status

@@ -3,4 +3,4 @@
 Not part of any distribution; pytest puts ``tests/support`` on the import path, and so does ``make bench``.
 """
 
-__all__ = ["gateway", "leftovers", "raw_http", "requirements", "sdk"]
+__all__ = ["agent_process", "gateway", "leftovers", "raw_http", "requirements", "sdk"]
