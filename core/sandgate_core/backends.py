@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _SOCKET_PATH = 107
 _PROMISED = 40
 #: Seconds a backend may take to let go of what it holds when the core stops.
 _CLOSE_PATIENCE = 5.0
+#: It is a folder's name and a table's in the configuration.
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _log = structlog.get_logger(__name__)
 
 
@@ -83,7 +86,7 @@ class _Registrar:
         if not (inspect.isclass(backend) and issubclass(backend, Backend)):
             raise FailedPrecondition(f"plugin '{self._source}' registers {backend!r}, which is not a Backend class")
         name = getattr(backend, "name", None)
-        if not isinstance(name, str) or not name.isidentifier():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise FailedPrecondition(f"plugin '{self._source}' registers {backend.__name__} without a usable name")
         missing = sorted(getattr(backend, "__abstractmethods__", ()))
         if missing:
@@ -128,7 +131,7 @@ def _tried(entry: EntryPoint, plugins: _Plugins) -> str | None:
 
 def _unknown(name: str, known: list[str], failures: list[str]) -> str:
     listed = ", ".join(f"'{other}'" for other in known) or "none"
-    hint = f"pip install sandgate-plugin-{name}" if name.isidentifier() else "install the plugin that offers it"
+    hint = f"pip install sandgate-plugin-{name}" if _NAME.fullmatch(name) else "install the plugin that offers it"
     text = f"there is no backend '{name}'; installed: {listed}; to get it: {hint}"
     return text if not failures else f"{text} ({'; '.join(failures)})"
 

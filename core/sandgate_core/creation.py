@@ -20,6 +20,7 @@ from sandgate_core.admission import Admitted
 from sandgate_core.agents import Agents
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
+from sandgate_core.expiry import Expiry
 from sandgate_core.identifiers import new_sandbox_id
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.records import SandboxRecord
@@ -51,8 +52,18 @@ class _Attempt:
 class Creation:
     """Makes sandboxes."""
 
-    def __init__(self, *, table: LiveTable, ending: Ending, agents: Agents, errands: Errands, patience: float) -> None:
+    def __init__(
+        self,
+        *,
+        table: LiveTable,
+        ending: Ending,
+        expiry: Expiry,
+        agents: Agents,
+        errands: Errands,
+        patience: float,
+    ) -> None:
         self._table = table
+        self._expiry = expiry
         self._ending = ending
         self._agents = agents
         self._errands = errands
@@ -82,6 +93,7 @@ class Creation:
         live = making.result()
         async with live.lock:
             if live.record.state.shown:
+                self._expiry.drop(live.record.id)
                 await self._table.move(live, State.KILLING, note="the caller of create went away")
                 await self._ending.free(live, final=State.KILLED, note="the caller of create went away")
 
@@ -101,19 +113,15 @@ class Creation:
             placement = await self._placed(attempt, live, admitted=admitted, request=request)
             live.agent = placement.agent
             started = clock.now()
-            await self._table.move(
-                live,
-                State.RUNNING,
-                note="ready",
-                handle=dict(placement.handle),
-                started_at=started,
-                end_at=started + live.record.timeout,
-            )
+            end = started + live.record.timeout
+            handle = dict(placement.handle)
+            await self._table.move(live, State.RUNNING, note="ready", handle=handle, started_at=started, end_at=end)
         except BaseException:
             if attempt.placement is not None:
                 live.record = replace(live.record, handle=dict(attempt.placement.handle))
             await self._ending.free(live, final=State.FAILED, note="create failed")
             raise
+        self._expiry.set(live.record.id, end)
         _log.info("sandbox created", sandbox=live.record.id, backend=live.record.backend, owner=live.record.owner)
 
     async def _placed(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> Placement:

@@ -75,8 +75,14 @@ class Recovery:
 
     async def _adopt(self, live: Live) -> None:
         record = live.record
-        async with asyncio.timeout(_PATIENCE):
-            placement = await self._backends[record.backend].locate(record.handle)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                placement = await self._backends[record.backend].locate(record.handle)
+        except Exception:
+            # One sandbox that cannot be judged must not keep all others from being served. It keeps its record and
+            # its deadline; whoever asks for it makes the core look again.
+            _log.exception("a sandbox could not be located", sandbox=record.id, backend=record.backend)
+            return
         if placement is None:
             await self._table.move(live, State.KILLING, note=_GONE)
             await self._ending.free(live, final=State.FAILED, note=_GONE)

@@ -68,7 +68,12 @@ class Sandboxes:
         self._ending = Ending(table=self._table, backends=backends, agents=agents, errands=self._errands)
         self._admission = Admission(backends, default_backend=default_backend, max_timeout=self._max_life)
         self._creation = Creation(
-            table=self._table, ending=self._ending, agents=agents, errands=self._errands, patience=create_timeout
+            table=self._table,
+            ending=self._ending,
+            expiry=self._expiry,
+            agents=agents,
+            errands=self._errands,
+            patience=create_timeout,
         )
         self._stopping = False
 
@@ -105,9 +110,19 @@ class Sandboxes:
         mine = (record for record in self._table.records() if caller.sees(record.owner))
         return page_of(mine, Query(**{**query.__dict__, "templates": names}))
 
-    def locate(self, sandbox_id: str, caller: Caller) -> tuple[SandboxRecord, AgentAddress]:
-        """Where the agent of a sandbox that is awake answers. Raises SandboxNotFound for any other (R4)."""
+    async def locate(
+        self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False
+    ) -> tuple[SandboxRecord, AgentAddress]:
+        """Where the agent of a sandbox that is awake answers. Raises SandboxNotFound for any other (R4).
+
+        ``agent_lost``: a call to the agent could not be delivered. The backend is asked whether the sandbox still
+        exists, and its record ends if not; else one that died by itself would be shown as running to its deadline.
+        """
         live = self._shown(sandbox_id, caller)
+        # Whoever holds the lock is changing the sandbox: what comes of that is the answer.
+        if (agent_lost or live.agent is None) and not live.lock.locked():
+            await self._errands.finish(self._look_again(live))
+            live = self._shown(sandbox_id, caller)
         if live.record.state not in {State.RUNNING, State.SNAPSHOTTING}:
             raise SandboxNotFound.of(live.record.id)
         if live.agent is None:
@@ -120,11 +135,7 @@ class Sandboxes:
         if self._stopping:
             raise Unavailable("the gateway is stopping", should_retry=True)
         admitted = await self._admission.admit(spec)
-        live = await self._creation.create(admitted, owner=caller.owner or DEFAULT_OWNER)
-        record = live.record
-        if record.end_at is not None and record.state is State.RUNNING:
-            self._expiry.set(record.id, record.end_at)
-        return record
+        return (await self._creation.create(admitted, owner=caller.owner or DEFAULT_OWNER)).record
 
     def take_back(self, record: SandboxRecord) -> None:
         """The answer of a create could not be delivered: nobody knows the sandbox, so it must not live (C12)."""
@@ -158,16 +169,6 @@ class Sandboxes:
             raise SandboxNotFound.of(live.record.id)
         await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=True))
         return live.record
-
-    async def look_again(self, sandbox_id: str, caller: Caller) -> None:
-        """An agent did not answer: ask the backend whether its sandbox still exists, and end the record if not.
-
-        Without this a sandbox that died by itself would be shown as running until its deadline.
-        """
-        live = self._shown(sandbox_id, caller)
-        # Whoever holds the lock is changing the sandbox: what comes of that is the answer.
-        if not live.lock.locked():
-            await self._errands.finish(self._look_again(live))
 
     def _find(self, sandbox_id: str, caller: Caller) -> Live:
         """A sandbox that has not ended, in any state. Raises InvalidArgument, SandboxNotFound."""

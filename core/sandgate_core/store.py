@@ -228,13 +228,14 @@ def _parsed(text: str) -> URL:
 
 
 def _engine(url: URL) -> AsyncEngine:
-    options: dict[str, Any] = {}
+    # Statements carry variables and handles of sandboxes: an error's text, which goes to the log, must not.
+    options: dict[str, Any] = {"hide_parameters": True}
     if url.get_backend_name() == "sqlite":
         # SQLite has one writer at a time: one connection queues writers in order, where several would take turns by
         # waiting and retrying on a locked file.
-        options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60, "poolclass": sa.AsyncAdaptedQueuePool}
+        options |= {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60, "poolclass": sa.AsyncAdaptedQueuePool}
     else:
-        options = {"pool_pre_ping": True}
+        options |= {"pool_pre_ping": True}
     try:
         engine = create_async_engine(url, **options)
     except (ModuleNotFoundError, NoSuchModuleError) as error:

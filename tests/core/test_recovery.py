@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from sandgate_errors import FailedPrecondition, SandboxNotFound, SandgateError, Unavailable
+from sandgate_errors import FailedPrecondition, Internal, SandboxNotFound, SandgateError, Unavailable
 
 
 def rewrite(folder, statement, *values):
@@ -165,6 +165,25 @@ async def test_another_seed_is_accepted_when_nothing_depends_on_it(deployment):
         await core.owner.create(secure=False)
     async with deployment.core(seed="ab" * 32) as core:
         assert len(await core.owner.ids()) == 1
+
+
+async def test_sandbox_that_cannot_be_judged_keeps_the_others_served(deployment, backend, world, monkeypatch):
+    async with deployment.core() as core:
+        odd, good = await core.owner.create(), await core.owner.create()
+    locate = backend.locate
+
+    async def fault(handle):
+        if handle["id"] == odd.id:
+            raise ValueError("a broken note")
+        return await locate(handle)
+
+    monkeypatch.setattr(backend, "locate", fault)
+    async with deployment.core() as core:
+        await core.internal.call("Locate", id=good.id)
+        with pytest.raises(Internal, match="reference"):
+            await core.internal.call("Locate", id=odd.id)
+        monkeypatch.setattr(backend, "locate", locate)
+        assert (await core.internal.call("Locate", id=odd.id)).sandbox == odd
 
 
 async def test_failing_survey_stops_the_start_with_its_reason(deployment, backend, monkeypatch):

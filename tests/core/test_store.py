@@ -172,6 +172,14 @@ async def test_long_ended_records_are_forgotten_with_their_history(folder):
     await store.close()
 
 
+async def test_error_of_the_database_does_not_tell_what_was_written(store):
+    written = record(envs={"PASSWORD": "hunter2"})
+    await store.add(written, note="create")
+    with pytest.raises(sa.exc.IntegrityError) as error:
+        await store.add(written, note="create")
+    assert "hunter2" not in str(error.value)
+
+
 def test_every_state_but_the_ended_ones_can_be_killed_and_ended_ones_never_come_back():
     # C38
     for state in State:

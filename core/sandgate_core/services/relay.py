@@ -57,7 +57,7 @@ class Relay(grpc.GenericRpcHandler):
         sandbox_id = _sandbox_of(metadata)
         if method == _INIT:
             raise PermissionDenied("Init is the gateway's own call")
-        record, address = self._sandboxes.locate(sandbox_id, current())
+        record, address = await self._sandboxes.locate(sandbox_id, current())
         async with self._agents.channel(address.target) as channel:
             call: Any = channel.stream_stream(method)(timeout=_remaining(context), metadata=_onward(metadata, address))
             try:
@@ -76,8 +76,7 @@ class Relay(grpc.GenericRpcHandler):
 
     async def _lost(self, sandbox_id: str) -> None:
         """The agent could not be reached: say whether the sandbox is gone, without the transport's text."""
-        await self._sandboxes.look_again(sandbox_id, current())
-        self._sandboxes.locate(sandbox_id, current())
+        await self._sandboxes.locate(sandbox_id, current(), agent_lost=True)
         raise SandboxUnreachable("the sandbox is there, but its agent does not answer")
 
 

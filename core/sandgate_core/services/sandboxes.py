@@ -75,9 +75,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     async def Locate(self, request: sandboxes_pb2.LocateRequest, context: Any) -> sandboxes_pb2.LocateResponse:  # noqa: N802
         caller = current()
         caller.must_be_internal()
-        if request.agent_lost:
-            await self._sandboxes.look_again(request.id, caller)
-        record, agent = self._sandboxes.locate(request.id, caller)
+        record, agent = await self._sandboxes.locate(request.id, caller, agent_lost=request.agent_lost)
         return sandboxes_pb2.LocateResponse(
             sandbox=self._message_of(record),
             agent=sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
