@@ -222,7 +222,7 @@ def _foreign_python() -> Path | None:
 def _python() -> list[str]:
     program = interpreter()
     inner = str(program) if _foreign_python() is None else f"{_PYTHON}/bin/{program.name}"
-    return [inner, "-I", "-S", _AGENT]
+    return [inner, "-I", "-S", "-X", "utf8", _AGENT]
 
 
 def _check_root() -> None:

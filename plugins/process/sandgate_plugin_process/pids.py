@@ -154,25 +154,25 @@ def end(process: ProcessId) -> None:
 def end_all(find: Callable[[], set[ProcessId]], *, last: ProcessId | None = None) -> None:
     """Stop, then kill whatever ``find`` finds, until it finds nothing; blocks.
 
-    Stopped first: a process that forks as fast as it is killed would otherwise always be one ahead. ``last`` is killed
-    after all others, because it is what adopts their orphans and so keeps them findable.
+    Stopped first: a process that forks as fast as it is killed would otherwise always be one ahead. ``last`` is stopped
+    with the others, as it may fork too, but killed after them: it adopts their orphans and so keeps them findable.
 
     Raises Unavailable when something is still there after the limit.
     """
     deadline = time.monotonic() + END_LIMIT_SECONDS
     stopped: set[ProcessId] = set()
     for _ in range(MAX_PASSES):
-        found = find() - {last} if last is not None else find()
-        if not found:
+        found = find()
+        if new := found - stopped:
+            for process in new:
+                process.signal(signal.SIGSTOP)
+            stopped |= new
+        elif others := found - {last}:
+            for process in others:
+                process.signal(signal.SIGKILL)
+            _wait_all(others, deadline)
+        else:
             break
-        for process in found - stopped:
-            process.signal(signal.SIGSTOP)
-        if not found <= stopped:
-            stopped |= found
-            continue
-        for process in found:
-            process.signal(signal.SIGKILL)
-        _wait_all(found, deadline)
     else:
         raise Unavailable("the sandbox starts processes faster than they can be ended")
     if last is not None:

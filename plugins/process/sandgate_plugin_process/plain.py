@@ -51,7 +51,7 @@ class Plain:
         return start(
             Program(
                 executable=python,
-                argv=[python, "-I", "-S", str(bundle), "keep"],
+                argv=[python, "-I", "-S", "-X", "utf8", str(bundle), "keep"],
                 env={"PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", _MARK: record.mark},
             ),
             first_line={

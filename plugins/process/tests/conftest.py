@@ -1,0 +1,139 @@
+"""Real boxes with the real agent, once for every isolation that this machine allows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import grpc
+import pytest
+
+from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
+from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
+from sandgate_plugin_process.backend import ProcessBackend
+
+ISOLATIONS = ("bubblewrap", "none")
+
+
+@cache
+def why_no_bubblewrap() -> str | None:
+    """None when bubblewrap works here. SANDGATE_REQUIRE=bubblewrap makes its absence a failure instead of a skip."""
+    faults = [how for _, works, how in ProcessBackend.diagnose({"isolation": "bubblewrap"}) if not works]
+    return faults[0] if faults else None
+
+
+def need_bubblewrap() -> None:
+    if (reason := why_no_bubblewrap()) is None:
+        return
+    if "bubblewrap" in os.environ.get("SANDGATE_REQUIRE", ""):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@dataclass
+class Gateway:
+    """The folders of one gateway, and backends on them, one after the other as after restarts of the core."""
+
+    folder: Path
+    isolation: str
+    count: int = 0
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def runtime(self) -> Path:
+        return self.folder / "run"
+
+    def context(self, **settings: object) -> BackendContext:
+        return BackendContext(
+            state_dir=self.state,
+            runtime_dir=self.runtime,
+            settings={"isolation": self.isolation, "warm": 0, **settings},
+        )
+
+    @asynccontextmanager
+    async def backend(self, **settings: object) -> AsyncIterator[ProcessBackend]:
+        backend = ProcessBackend(self.context(**settings))
+        await backend.open()
+        try:
+            yield backend
+        finally:
+            await backend.close()
+
+    async def request(self, backend: ProcessBackend, **fields: object) -> SandboxRequest:
+        self.count += 1
+        template = (await backend.templates())[0]
+        return SandboxRequest(**{"sandbox_id": f"i{self.count:020d}", "template": template, **fields})
+
+    async def create(self, backend: ProcessBackend, **fields: object) -> Placement:
+        request = await self.request(backend, **fields)
+        return await backend.create(request, backend.reserve(request))
+
+
+@pytest.fixture(params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> str:
+    if request.param == "bubblewrap":
+        need_bubblewrap()
+    return request.param
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, for socket addresses, which pytest's own are not."""
+    path = Path(tempfile.mkdtemp(prefix="sg-"))
+    for name in ("state", "run"):
+        (path / name).mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def gateway(folder: Path, isolation: str) -> AsyncIterator[Gateway]:
+    gateway = Gateway(folder, isolation)
+    yield gateway
+    async with gateway.backend() as backend:
+        for survivor in await backend.survey():
+            await backend.destroy(survivor.handle)
+        assert not await backend.survey()
+    assert not list(gateway.runtime.iterdir())
+
+
+@pytest.fixture
+async def backend(gateway: Gateway) -> AsyncIterator[ProcessBackend]:
+    async with gateway.backend() as backend:
+        yield backend
+
+
+Run = Callable[..., Awaitable[tuple[int, str]]]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a command in a sandbox: (exit code, what it wrote)."""
+
+    async def run(placement: Placement, command: str, user: str = "user") -> tuple[int, str]:
+        output, code = b"", None
+        async with grpc.aio.insecure_channel(placement.agent.target) as channel:
+            call = process_pb2_grpc.ProcessStub(channel).Start(
+                process_pb2.StartRequest(
+                    process=process_pb2.ProcessConfig(cmd="/bin/bash", args=["-l", "-c", command]), stdin=False
+                ),
+                metadata=(("agent-token", placement.agent.token), ("acting-user-bin", user.encode())),
+                timeout=60,
+            )
+            async for response in call:
+                output += response.event.data.stdout + response.event.data.stderr
+                if response.event.HasField("end"):
+                    code = response.event.end.exit_code
+        assert code is not None
+        return code, output.decode(errors="replace")
+
+    return run

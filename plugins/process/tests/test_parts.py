@@ -1,0 +1,222 @@
+"""The parts of the process backend that can be seen alone."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from sandgate_errors import FailedPrecondition, Unavailable
+from sandgate_plugin_process import bundle
+from sandgate_plugin_process.backend import ProcessBackend
+from sandgate_plugin_process.pids import ProcessId, descendants, end, end_all
+from sandgate_plugin_process.removal import remove_tree
+from sandgate_plugin_process.settings import ProcessSettings
+from sandgate_plugin_process.warm import WarmPool
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"isolatoin": "none"}, "isolatoin"),
+        ({"isolation": "docker"}, "isolation"),
+        ({"warm": -1}, "warm"),
+        ({"warm": "2"}, "warm"),
+        ({"warm": True}, "warm"),
+        ({"bwrap": ""}, "bwrap"),
+    ],
+)
+def test_wrong_setting_is_named_in_one_line(table, named):
+    with pytest.raises(FailedPrecondition) as caught:
+        ProcessSettings.read(table)
+    assert f"'{named}'" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_missing_bubblewrap_names_the_two_ways_out():
+    (row,) = ProcessBackend.diagnose({"bwrap": "/nonexistent/bwrap"})
+    assert row[1] is False
+    assert "apt-get install bubblewrap" in row[2]
+    assert "--isolation none" in row[2]
+
+
+def test_doctor_warns_of_no_isolation():
+    (row,) = ProcessBackend.diagnose({"isolation": "none"})
+    assert "gateway's user" in row[2]
+
+
+def test_bundle_is_made_once_and_shows_no_host_path(tmp_path):
+    first = bundle.make(tmp_path)
+    assert bundle.make(tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+    compiled = list(first.rglob("*.pyc"))
+    assert len(compiled) == len(list(first.rglob("*.py")))
+    assert not [path for path in compiled if str(tmp_path).encode() in path.read_bytes()]
+    assert all(path.stat().st_mode & 0o005 for path in (first, *first.rglob("*")))
+
+
+def test_unused_bundles_are_forgotten(tmp_path):
+    for name in ("bundle-a", "bundle-b", "bundle-new-1"):
+        (tmp_path / name / "x").mkdir(parents=True)
+    bundle.forget(tmp_path, {"bundle-b"})
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle-b"]
+
+
+def test_removal_follows_no_link(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    doomed = tmp_path / "doomed"
+    (doomed / "sub").mkdir(parents=True)
+    (doomed / "sub" / "link").symlink_to(kept)
+    (doomed / "link").symlink_to(kept)
+    remove_tree(doomed)
+    assert not doomed.exists()
+    assert (kept / "file").exists()
+
+
+def test_removal_of_a_link_is_refused(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "link").symlink_to(kept)
+    with pytest.raises(OSError):
+        remove_tree(tmp_path / "link")
+    assert kept.exists()
+
+
+def test_removal_of_nothing_is_success(tmp_path):
+    remove_tree(tmp_path / "nothing")
+
+
+def test_removal_has_no_limit_of_depth(tmp_path):
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(5000):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    remove_tree(deep)
+    assert not deep.exists()
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_process_is_known_by_pid_and_start(sleeper):
+    process = ProcessId.of(sleeper.pid)
+    assert process is not None
+    assert process.is_alive()
+    stranger = ProcessId(process.pid, process.start + 1)
+    assert not stranger.is_alive()
+    stranger.signal(signal.SIGKILL)
+    end(stranger)
+    assert sleeper.poll() is None
+    end(process)
+    assert not process.is_alive()
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_process_name_cannot_forge_its_status(tmp_path):
+    """The kernel puts the name in parentheses and a name may hold them."""
+    program = tmp_path / "a) Z 1 ("
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen(["sleep", "600"], executable=program) as process:
+        known = ProcessId.of(process.pid)
+        assert known is not None
+        assert known in descendants({ProcessId.of(os.getpid())})
+        process.kill()
+
+
+def test_whole_tree_is_found_and_ended():
+    with subprocess.Popen(["bash", "-c", "sleep 600 & (sleep 600 & sleep 600) & wait"]) as root:
+        process = ProcessId.of(root.pid)
+        while len(descendants({process})) < 4:
+            time.sleep(0.01)
+        end_all(lambda: descendants({process}))
+        assert not descendants({process})
+        assert root.wait() == -signal.SIGKILL
+
+
+def test_what_never_ends_is_reported(sleeper, monkeypatch):
+    monkeypatch.setattr("sandgate_plugin_process.pids.END_LIMIT_SECONDS", 0.05)
+    process = ProcessId.of(sleeper.pid)
+    monkeypatch.setattr(ProcessId, "signal", lambda self, number: None)
+    with pytest.raises(Unavailable):
+        end(process)
+
+
+async def test_pool_refills_after_a_take_and_discards_at_the_end():
+    made, discarded, third = [], [], asyncio.Event()
+
+    async def make():
+        made.append(len(made))
+        if len(made) == 3:
+            third.set()
+        return made[-1]
+
+    async def discard(item):
+        discarded.append(item)
+
+    pool = WarmPool(2, make=make, discard=discard)
+    pool.open()
+    await asyncio.sleep(0.05)
+    assert pool.take() == 0
+    await asyncio.wait_for(third.wait(), 10)
+    await asyncio.sleep(0)
+    await pool.close()
+    assert discarded == [1, 2]
+
+
+async def test_pool_of_size_nothing_makes_nothing():
+    async def fail(*_):
+        raise AssertionError
+
+    pool = WarmPool(0, make=fail, discard=fail)
+    pool.open()
+    assert pool.take() is None
+    await pool.close()
+
+
+async def test_pool_tries_again_after_a_failure(monkeypatch):
+    monkeypatch.setattr("sandgate_plugin_process.warm.FIRST_RETRY_SECONDS", 0.01)
+    attempts, made = [], asyncio.Event()
+
+    async def make():
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise OSError
+        made.set()
+        return "x"
+
+    async def discard(item):
+        pass
+
+    pool = WarmPool(1, make=make, discard=discard)
+    pool.open()
+    await asyncio.wait_for(made.wait(), 10)
+    await pool.close()
+
+
+async def test_state_of_records_is_not_read_from_a_link(tmp_path):
+    """A folder that somebody made a link is not a box."""
+    from sandgate_plugin_process.boxes import Shelf
+
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    for path in (state, runtime, Path(tmp_path, "else")):
+        path.mkdir()
+    shelf = Shelf(state=state, runtime=runtime)
+    shelf.open()
+    (state / "boxes" / "Not-A-Box").mkdir()
+    (state / "boxes" / "file").write_text("")
+    assert list(shelf.all()) == []
