@@ -9,8 +9,8 @@ bounded time, so that it sees the answer.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,18 +34,19 @@ async def receive_files(files: AgentFiles, path: str | None) -> list[JsonObject]
     """The reply of an upload: one object per file. Raises errors of the taxonomy."""
     request = files.request
     metadata = metadata_of(request.headers)
-    body = _body(request)
     kind, parameters = parse_parameters(request.headers.get("Content-Type", ""))
-    if kind == "multipart/form-data":
-        return await _Form(files, path=path, metadata=metadata).receive(body, boundary_of(parameters))
-    if kind == "application/octet-stream":
-        if not path:
-            raise InvalidArgument("path is required for an application/octet-stream body")
-        return [await _receive_one(files, body, path=path, metadata=metadata)]
-    raise InvalidArgument("the content type must be multipart/form-data or application/octet-stream")
+    # Closed here and now: a body that is left in the middle would be closed by the garbage collector some time later.
+    async with aclosing(_body(request)) as body:
+        if kind == "multipart/form-data":
+            return await _Form(files, path=path, metadata=metadata).receive(body, boundary_of(parameters))
+        if kind == "application/octet-stream":
+            if not path:
+                raise InvalidArgument("path is required for an application/octet-stream body")
+            return [await _receive_one(files, body, path=path, metadata=metadata)]
+        raise InvalidArgument("the content type must be multipart/form-data or application/octet-stream")
 
 
-def _body(request: web.Request) -> AsyncIterator[bytes]:
+def _body(request: web.Request) -> AsyncGenerator[bytes, None]:
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding in {"", "identity"}:
         return _plain_body(request)
@@ -57,7 +58,7 @@ def _body(request: web.Request) -> AsyncIterator[bytes]:
     return _plain_body(request) if inflated_already else _inflated_body(request)
 
 
-async def _plain_body(request: web.Request) -> AsyncIterator[bytes]:
+async def _plain_body(request: web.Request) -> AsyncGenerator[bytes, None]:
     try:
         while piece := await request.content.readany():
             yield piece
@@ -65,11 +66,12 @@ async def _plain_body(request: web.Request) -> AsyncIterator[bytes]:
         raise InvalidArgument("the request body is broken") from None
 
 
-async def _inflated_body(request: web.Request) -> AsyncIterator[bytes]:
+async def _inflated_body(request: web.Request) -> AsyncGenerator[bytes, None]:
     gunzip = Gunzip()
-    async for compressed in _plain_body(request):
-        for piece in gunzip.feed(compressed):
-            yield piece
+    async with aclosing(_plain_body(request)) as body:
+        async for compressed in body:
+            for piece in gunzip.feed(compressed):
+                yield piece
     gunzip.end()
 
 

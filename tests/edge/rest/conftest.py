@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import aiohttp
 import pytest
@@ -24,6 +25,7 @@ from sandgate_core.settings import Settings as CoreSettings
 from sandgate_edge.app import build
 from sandgate_edge.server import Server
 from sandgate_edge.settings import Settings as EdgeSettings
+from sandgate_errors import Internal, ResourceExhausted
 from sandgate_plugin_api import AgentAddress, Backend, Placement, Resources, Template
 
 KEY = "e2b_" + "0" * 40
@@ -34,6 +36,12 @@ class AgentBackend(Backend):
     """Sandboxes that are an agent process and a home folder."""
 
     name = "local"
+    #: Templates that cannot be made, and what the backend says to them.
+    FAILING: ClassVar = {
+        "broken": Internal("the sandbox could not be started"),
+        "bug": ZeroDivisionError("a secret of the backend"),
+        "full": ResourceExhausted("no room for another sandbox"),
+    }
 
     def __init__(self, folder):
         self._folder = folder
@@ -47,12 +55,15 @@ class AgentBackend(Backend):
             await self.destroy({"id": sandbox_id})
 
     async def templates(self):
-        return [Template(id="base", resources=Resources(cpu_count=1, memory_mb=512, disk_size_mb=1024))]
+        resources = Resources(cpu_count=1, memory_mb=512, disk_size_mb=1024)
+        return [Template(id=name, resources=resources) for name in ("base", *self.FAILING)]
 
     def reserve(self, request):
         return {"id": request.sandbox_id}
 
     async def create(self, request, handle):
+        if request.template.id in self.FAILING:
+            raise self.FAILING[request.template.id]
         home = self._folder / request.sandbox_id
         home.mkdir()
         target, token = f"unix:{home}.sock", secrets.token_hex(16)

@@ -244,6 +244,23 @@ async def test_an_unknown_template_is_404(edge):
     assert (status, error["code"]) == (404, 404)
 
 
+@pytest.mark.parametrize(("template", "status"), [("broken", 500), ("bug", 500)])
+async def test_a_create_that_may_have_had_an_effect_is_not_repeated(edge, template, status):
+    """rest.md 1.4: an SDK that repeats by itself would make a second sandbox."""
+    for path in ("/sandboxes", "/v2/sandboxes"):
+        found, error, headers = await edge.rest("POST", path, {"templateID": template})
+        assert (found, error["code"]) == (status, status)
+        assert headers["Should-Retry"] == "false"
+        assert "secret" not in error["message"]
+
+
+async def test_a_create_that_started_nothing_may_be_repeated(edge):
+    """C10: the client's own rules for 429 hold."""
+    status, error, headers = await edge.rest("POST", "/v2/sandboxes", {"templateID": "full"})
+    assert (status, error["code"]) == (429, 429)
+    assert headers.get("Should-Retry") != "false"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_beyond_16_mib_is_413(edge, chunked):
     """C58: the client gets to read the answer although it is still sending."""
