@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,75 +70,84 @@ class MultipartParser:
         self._delimiter = b"\r\n--" + boundary
         self._state = _State.PREAMBLE
         # The first delimiter has no line end before it when there is no preamble.
-        self._kept = b"\r\n"
+        self._data = b"\r\n"
+        # Everything before this place is done with. Moving it costs nothing, cutting the data for each of many small
+        # parts would cost more the more there are.
+        self._at = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """The events that ``data`` completes. To be read to the end before the next piece is fed."""
-        data = self._kept + data if self._kept else data
-        self._kept = b""
-        while data:
-            if self._state is _State.EPILOGUE:
-                return
+        kept = self._data[self._at :]
+        self._data = kept + data if kept else data
+        self._at = 0
+        more = True
+        while more:
             if self._state is _State.HEADERS:
-                end = data.find(b"\r\n\r\n")
-                if end > _MAX_HEADERS or (end < 0 and len(data) > _MAX_HEADERS):
-                    raise InvalidArgument("the headers of a part are too long")
-                if end < 0:
-                    self._kept = data
-                    return
-                yield _part_start(data[2:end])
-                self._state = _State.BODY
-                data = data[end + 4 :]
-                # An empty body may have its delimiter at once; its line end is the one of the blank line only if the
-                # client left it out, which RFC 2046 does not allow.
-                continue
-            content, data = self._until_delimiter(data)
-            if content and self._state is _State.BODY:
-                yield content
-            if not data:
-                return
-            verdict = self._delimiter_line(data)
-            if verdict is None:
-                self._kept = data
-                return
-            if verdict < 0:
-                # Its text, but not a line of its own: content.
-                if self._state is _State.BODY:
-                    yield self._delimiter
-                data = data[len(self._delimiter) :]
-                continue
-            if self._state is _State.BODY:
-                yield PartEnd()
-            closing = data.startswith(b"--", len(self._delimiter))
-            self._state = _State.EPILOGUE if closing else _State.HEADERS
-            data = data[verdict:]
+                more = yield from self._take_headers()
+            elif self._state is _State.EPILOGUE:
+                self._at = len(self._data)
+                more = False
+            else:
+                more = yield from self._take_content()
 
     def end(self) -> None:
         """To be called at the end of the body: without the closing delimiter something is missing."""
         if self._state is not _State.EPILOGUE:
             raise InvalidArgument("the multipart body ends too early")
 
-    def _until_delimiter(self, data: bytes) -> tuple[bytes, bytes]:
-        """What is certainly content, and the rest that starts with a delimiter; keeps back what may become one."""
-        found = data.find(self._delimiter)
-        if found >= 0:
-            return data[:found], data[found:]
-        start = data.find(b"\r", max(0, len(data) - len(self._delimiter) + 1))
-        while start >= 0 and not self._delimiter.startswith(data[start:]):
-            start = data.find(b"\r", start + 1)
-        if start < 0:
-            return data, b""
-        self._kept = data[start:]
-        return data[:start], b""
+    def _take_headers(self) -> Generator[Event, None, bool]:
+        """The start of a part, behind the line end of its delimiter; False: more data must come first."""
+        end = self._data.find(b"\r\n\r\n", self._at)
+        if (end if end >= 0 else len(self._data)) - self._at > _MAX_HEADERS:
+            raise InvalidArgument("the headers of a part are too long")
+        if end < 0:
+            return False
+        yield _part_start(self._data[self._at + 2 : end])
+        self._state = _State.BODY
+        self._at = end + 4
+        return True
 
-    def _delimiter_line(self, data: bytes) -> int | None:
-        """Where the headers' leading line end (or the epilogue) begins; -1: no delimiter; None: not to be said yet."""
-        start = len(self._delimiter)
-        if data.startswith(b"--", start):
-            return start + 2
-        if (rest := _LINE_REST.match(data, start)) is not None and rest.end() - start <= _MAX_PADDING:
+    def _take_content(self) -> Generator[Event, None, bool]:
+        """What is certainly content, and the delimiter behind it if there is one; False: more data must come first."""
+        found = self._data.find(self._delimiter, self._at)
+        end = found if found >= 0 else self._start_of_what_may_be_a_delimiter()
+        if end > self._at and self._state is _State.BODY:
+            yield self._data[self._at : end]
+        self._at = end
+        return (yield from self._take_delimiter()) if found >= 0 else False
+
+    def _start_of_what_may_be_a_delimiter(self) -> int:
+        start = self._data.find(b"\r", max(self._at, len(self._data) - len(self._delimiter) + 1))
+        while start >= 0 and not self._delimiter.startswith(self._data[start:]):
+            start = self._data.find(b"\r", start + 1)
+        return start if start >= 0 else len(self._data)
+
+    def _take_delimiter(self) -> Generator[Event, None, bool]:
+        """The text of a delimiter: the end of a part, or content after all; False: more data must come first."""
+        behind = self._at + len(self._delimiter)
+        line_end = self._end_of_delimiter_line(behind)
+        if line_end is None:
+            return False
+        in_part = self._state is _State.BODY
+        if line_end < 0:
+            if in_part:
+                yield self._delimiter
+            self._at = behind
+            return True
+        if in_part:
+            yield PartEnd()
+        closing = self._data.startswith(b"--", behind)
+        self._state = _State.EPILOGUE if closing else _State.HEADERS
+        self._at = line_end
+        return True
+
+    def _end_of_delimiter_line(self, behind: int) -> int | None:
+        """Where its line end (or the epilogue) begins; -1: it is no delimiter; None: not to be said yet."""
+        if self._data.startswith(b"--", behind):
+            return behind + 2
+        if (rest := _LINE_REST.match(self._data, behind)) is not None and rest.end() - behind <= _MAX_PADDING:
             return rest.end() - 2
-        undecided = len(data) - start <= _MAX_PADDING and _MAYBE_LINE_REST.fullmatch(data, start)
+        undecided = len(self._data) - behind <= _MAX_PADDING and _MAYBE_LINE_REST.fullmatch(self._data, behind)
         return None if undecided else -1
 
 
