@@ -17,7 +17,7 @@ import grpc.aio
 
 from sandgate_api.agent.v1 import agent_pb2_grpc
 from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2_grpc
-from sandgate_edge.core_client import Located
+from sandgate_edge.core_client import MAX_METADATA_BYTES, Located
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import from_status
 
@@ -42,6 +42,8 @@ class Agents:
         self._options = (
             ("grpc.max_send_message_length", max_rpc_bytes + _SLACK_BYTES),
             ("grpc.max_receive_message_length", max_rpc_bytes + _SLACK_BYTES),
+            ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),

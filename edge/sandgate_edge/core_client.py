@@ -18,7 +18,7 @@ from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_errors import SandboxNotFound, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import from_status
 
-__all__ = ["CoreClient", "Located"]
+__all__ = ["MAX_METADATA_BYTES", "CoreClient", "Located"]
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -30,7 +30,13 @@ _READY_SECONDS = 10.0
 _CALL_SECONDS = 120.0
 # The core takes any message that a request body of 16 MiB can become.
 _MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+_MAX_KEY_LENGTH = 256
+# Errors travel in metadata, and a text that names a path of 4,096 bytes takes three times that. gRPC's own limit is soft
+# from 8 KiB on: it would drop such an answer now and then.
+MAX_METADATA_BYTES = 64 * 1024
 _OPTIONS = (
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", -1),
     # The default back-off grows to two minutes: a core that is up again would be taken for dead.
@@ -153,8 +159,8 @@ def _no_answer() -> Unavailable:
 
 
 def _on_behalf(api_key: str, request_id: str) -> Metadata:
-    if not (api_key.isascii() and api_key.isprintable()):
-        # gRPC metadata cannot carry it, so no key of ours can look like this.
+    if len(api_key) > _MAX_KEY_LENGTH or not (api_key.isascii() and api_key.isprintable()):
+        # gRPC metadata may not carry it, so no key of ours can look like this.
         raise Unauthenticated("the API key is not valid")
     return (("api-key", api_key), ("request-id", request_id))
 

@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 from yarl import URL
 
-from sandgate_edge.responses import bad_request
+from sandgate_edge.responses import bad_request, http_error
 
 __all__ = ["Server"]
 
@@ -30,8 +30,8 @@ _DRAIN_SECONDS = 5.0
 _BACKLOG = 1024
 # A path of 4,096 bytes, each escaped, with a signature behind it.
 _MAX_LINE_BYTES = 16 * 1024
-# File metadata has up to 4,096 bytes, in one header or many.
-_MAX_FIELD_BYTES = 16 * 1024
+# File metadata has up to 4,096 bytes, in one header or many; gRPC takes no longer API key either.
+_MAX_FIELD_BYTES = 8 * 1024
 
 
 class Server:
@@ -50,6 +50,7 @@ class Server:
         if server is None:
             raise RuntimeError("the application did not start")
         _route_one_slash(server)
+        _answer_in_json(server)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(lambda: _Connection(server, loop=loop), sock=sock, backlog=_BACKLOG)
 
@@ -94,6 +95,24 @@ class _Connection(web.RequestHandler):
         response = bad_request(status)
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, exc_info: BaseException | None = None, **_: Any) -> None:
+        """Called by the loop that reads requests, also when the rest of a body it was to skip turns out broken."""
+        if not isinstance(exc_info, web.RequestPayloadError):
+            _log.error("connection failed", reason=" ".join(map(str, args)), exc_info=exc_info)
+
+
+def _answer_in_json(server: web.Server) -> None:
+    """For what aiohttp refuses between routing and middlewares, such as an ``Expect`` header it does not know."""
+    handle = server.request_handler
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except web.HTTPException as error:
+            return http_error(error)
+
+    server.request_handler = handler
 
 
 def _route_one_slash(server: web.Server) -> None:

@@ -130,6 +130,56 @@ async def test_broken_chunks_are_the_clients_mistake(edge):
     assert reply.status == 400
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CONNECT a:1",
+        "OPTIONS *",
+        "GET http://localhost/nowhere",
+        "BREW /nowhere",
+        "GET /%00",
+        "GET /%ff%fe",
+        "GET /a%2fb",
+    ],
+)
+async def test_odd_requests_are_refused_in_json(edge, line):
+    data = f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    reply = await asyncio.to_thread(raw_http.exchange, edge.address, data)
+    assert reply.status in {400, 404, 405}
+    assert reply.json()["code"] == reply.status
+
+
+async def test_unknown_expectation_is_refused_in_json(edge):
+    reply = await edge.ask("/health", method="GET", headers={"Expect": "miracles"})
+    assert (reply.status, reply.json()["code"]) == (417, 417)
+
+
+async def test_client_that_waits_for_continue_gets_its_answer(edge):
+    async def stat(_request, _context):
+        return filesystem_pb2.StatResponse()
+
+    edge.agent.on["Stat"] = stat
+    reader, writer = await asyncio.open_connection(*edge.address)
+    request = edge.request(STAT, headers={"Content-Type": "application/json", "Expect": "100-continue"}, body=b"{}")
+    head, _, body = request.partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    async with asyncio.timeout(20):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
+async def test_body_found_broken_after_its_refusal_is_no_error_of_ours(edge, caplog):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with structlog.testing.capture_logs() as lines:
+        for path in (STAT, "/filesystem.Filesystem/Nope"):
+            reply = await edge.ask(path, headers=headers, body=b"no gzip" * 10_000)
+            assert reply.status in {400, 404}
+    assert {line["log_level"] for line in lines} == {"info"}
+    assert [record for record in caplog.records if record.name.startswith("aiohttp")] == []
+
+
 async def test_connection_serves_one_request_after_another(edge):
     reader, writer = await asyncio.open_connection(*edge.address)
     for _ in range(3):

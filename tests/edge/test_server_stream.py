@@ -123,6 +123,31 @@ async def test_client_that_goes_away_before_the_first_event_ends_the_call_as_wel
     await asyncio.wait_for(edge.agent.ended.wait(), 20)
 
 
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(edge):
+    """Trap B08: no task, no open connection, no call on the agent's channel."""
+    edge.agent.on["Start"] = endless
+    writers = []
+    for number in range(60):
+        reader, writer = await edge.open_stream(START, REQUEST)
+        writers.append(writer)
+        if number % 3 == 1:
+            await asyncio.sleep(0.001 * (number % 7))
+        if number % 3 == 2:
+            await reader.readuntil(b"}}}")
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
+
+    def left() -> list[str]:
+        coroutines = [str(task.get_coro()) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        return [name for name in coroutines if "RequestHandler" in name or "server_stream" in name]
+
+    async with asyncio.timeout(30):
+        while left():
+            await asyncio.sleep(0.05)
+    assert (await edge.ask("/health", method="GET")).status == 204
+
+
 async def test_slow_reader_holds_the_agent_back(edge):
     sent = 0
 

@@ -247,6 +247,17 @@ async def test_other_protocol_version_is_refused(edge):
     assert reply.status == 400
 
 
+async def test_error_that_names_the_longest_path_arrives_every_time(edge):
+    message = f"path '/{'é' * 2047}' does not exist"
+
+    async def refuse(_request, _context):
+        raise NotFound(message)
+
+    edge.agent.on["Stat"] = refuse
+    for _ in range(10):
+        assert (await edge.unary(STAT)).json() == {"code": "not_found", "message": message}
+
+
 async def test_malformed_message_is_invalid_argument(edge):
     for body in (b"", b"{", b"[]", b'{"path":1}'):
         reply = await edge.unary(STAT, body)
