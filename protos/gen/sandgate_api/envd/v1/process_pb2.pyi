@@ -7,6 +7,9 @@ The messages have the field numbers and JSON names of the SDK's own wire format,
 serve both; the package name is ours, because neither encoding carries it and because the original name would clash
 with an SDK that is loaded in the same process.
 
+Fields numbered from 1000 are extensions of sandgate: E2B clients neither send nor read them (behaviour.md 15.2 says what
+they are for). They are accepted over gRPC and in Connect JSON alike.
+
 Over gRPC every call takes the metadata described in docs/architecture.md: `agent-token`, `acting-user-bin`,
 `timeout-ms`, `keepalive-interval`.
 """
@@ -14,6 +17,7 @@ Over gRPC every call takes the metadata described in docs/architecture.md: `agen
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -26,6 +30,24 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _ProcessKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ProcessKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ProcessKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PROCESS_KIND_UNSPECIFIED: _ProcessKind.ValueType  # 0
+    PROCESS_KIND_COMMAND: _ProcessKind.ValueType  # 1
+    PROCESS_KIND_TERMINAL: _ProcessKind.ValueType  # 2
+
+class ProcessKind(_ProcessKind, metaclass=_ProcessKindEnumTypeWrapper):
+    """What a process was started as."""
+
+PROCESS_KIND_UNSPECIFIED: ProcessKind.ValueType  # 0
+PROCESS_KIND_COMMAND: ProcessKind.ValueType  # 1
+PROCESS_KIND_TERMINAL: ProcessKind.ValueType  # 2
+Global___ProcessKind: typing_extensions.TypeAlias = ProcessKind
 
 class _Signal:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -128,8 +150,10 @@ class ProcessInfo(google.protobuf.message.Message):
     CONFIG_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     TAG_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
     pid: builtins.int
     tag: builtins.str
+    kind: Global___ProcessKind.ValueType
     @property
     def config(self) -> Global___ProcessConfig: ...
     def __init__(
@@ -138,9 +162,10 @@ class ProcessInfo(google.protobuf.message.Message):
         config: Global___ProcessConfig | None = ...,
         pid: builtins.int = ...,
         tag: builtins.str | None = ...,
+        kind: Global___ProcessKind.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tag", b"_tag", "config", b"config", "tag", b"tag"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tag", b"_tag", "config", b"config", "pid", b"pid", "tag", b"tag"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tag", b"_tag", "config", b"config", "kind", b"kind", "pid", b"pid", "tag", b"tag"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tag", b"_tag"]) -> typing.Literal["tag"] | None: ...
 
 Global___ProcessInfo: typing_extensions.TypeAlias = ProcessInfo
@@ -179,13 +204,26 @@ class StartRequest(google.protobuf.message.Message):
     PTY_FIELD_NUMBER: builtins.int
     TAG_FIELD_NUMBER: builtins.int
     STDIN_FIELD_NUMBER: builtins.int
+    KILL_TREE_FIELD_NUMBER: builtins.int
+    TERM_GRACE_FIELD_NUMBER: builtins.int
+    STRICT_OUTPUT_FIELD_NUMBER: builtins.int
     tag: builtins.str
     stdin: builtins.bool
     """Absent or true: a pipe. False: the null device."""
+    kill_tree: builtins.bool
+    """The kill and the time limit reach every descendant of the command, whatever group or session it moved to (X4 to X6)."""
+    strict_output: builtins.bool
+    """Output that nobody reads holds the process up, and after 30 s ends it with the error `output_truncated` (X13), instead
+    of being read on and dropped.
+    """
     @property
     def process(self) -> Global___ProcessConfig: ...
     @property
     def pty(self) -> Global___PTY: ...
+    @property
+    def term_grace(self) -> google.protobuf.duration_pb2.Duration:
+        """At the time limit SIGTERM first, SIGKILL after this long (X1: 5 s). Absent: SIGKILL at once. At most 60 s."""
+
     def __init__(
         self,
         *,
@@ -193,9 +231,12 @@ class StartRequest(google.protobuf.message.Message):
         pty: Global___PTY | None = ...,
         tag: builtins.str | None = ...,
         stdin: builtins.bool | None = ...,
+        kill_tree: builtins.bool = ...,
+        term_grace: google.protobuf.duration_pb2.Duration | None = ...,
+        strict_output: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_pty", b"_pty", "_stdin", b"_stdin", "_tag", b"_tag", "process", b"process", "pty", b"pty", "stdin", b"stdin", "tag", b"tag"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_pty", b"_pty", "_stdin", b"_stdin", "_tag", b"_tag", "process", b"process", "pty", b"pty", "stdin", b"stdin", "tag", b"tag"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_pty", b"_pty", "_stdin", b"_stdin", "_tag", b"_tag", "process", b"process", "pty", b"pty", "stdin", b"stdin", "tag", b"tag", "term_grace", b"term_grace"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_pty", b"_pty", "_stdin", b"_stdin", "_tag", b"_tag", "kill_tree", b"kill_tree", "process", b"process", "pty", b"pty", "stdin", b"stdin", "strict_output", b"strict_output", "tag", b"tag", "term_grace", b"term_grace"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pty", b"_pty"]) -> typing.Literal["pty"] | None: ...
     @typing.overload
@@ -246,13 +287,19 @@ class ProcessEvent(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         PID_FIELD_NUMBER: builtins.int
+        SEQ_FIELD_NUMBER: builtins.int
         pid: builtins.int
+        seq: builtins.int
+        """The number of the first piece of output that this stream delivers. Larger than a `from_seq` that was asked for:
+        what lies between is not retained any more.
+        """
         def __init__(
             self,
             *,
             pid: builtins.int = ...,
+            seq: builtins.int = ...,
         ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["pid", b"pid"]) -> None: ...
+        def ClearField(self, field_name: typing.Literal["pid", b"pid", "seq", b"seq"]) -> None: ...
 
     @typing.final
     class DataEvent(google.protobuf.message.Message):
@@ -261,18 +308,22 @@ class ProcessEvent(google.protobuf.message.Message):
         STDOUT_FIELD_NUMBER: builtins.int
         STDERR_FIELD_NUMBER: builtins.int
         PTY_FIELD_NUMBER: builtins.int
+        SEQ_FIELD_NUMBER: builtins.int
         stdout: builtins.bytes
         stderr: builtins.bytes
         pty: builtins.bytes
+        seq: builtins.int
+        """Pieces of one process are numbered from 1, over all its streams, without gaps."""
         def __init__(
             self,
             *,
             stdout: builtins.bytes = ...,
             stderr: builtins.bytes = ...,
             pty: builtins.bytes = ...,
+            seq: builtins.int = ...,
         ) -> None: ...
         def HasField(self, field_name: typing.Literal["output", b"output", "pty", b"pty", "stderr", b"stderr", "stdout", b"stdout"]) -> builtins.bool: ...
-        def ClearField(self, field_name: typing.Literal["output", b"output", "pty", b"pty", "stderr", b"stderr", "stdout", b"stdout"]) -> None: ...
+        def ClearField(self, field_name: typing.Literal["output", b"output", "pty", b"pty", "seq", b"seq", "stderr", b"stderr", "stdout", b"stdout"]) -> None: ...
         def WhichOneof(self, oneof_group: typing.Literal["output", b"output"]) -> typing.Literal["stdout", "stderr", "pty"] | None: ...
 
     @typing.final
@@ -355,15 +406,20 @@ class ConnectRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROCESS_FIELD_NUMBER: builtins.int
+    FROM_SEQ_FIELD_NUMBER: builtins.int
+    from_seq: builtins.int
+    """Replays retained output from this piece on, then follows (X11). 0: from the first that is retained. Absent: no replay."""
     @property
     def process(self) -> Global___ProcessSelector: ...
     def __init__(
         self,
         *,
         process: Global___ProcessSelector | None = ...,
+        from_seq: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["process", b"process"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["process", b"process"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_from_seq", b"_from_seq", "from_seq", b"from_seq", "process", b"process"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_from_seq", b"_from_seq", "from_seq", b"from_seq", "process", b"process"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_from_seq", b"_from_seq"]) -> typing.Literal["from_seq"] | None: ...
 
 Global___ConnectRequest: typing_extensions.TypeAlias = ConnectRequest
 

@@ -7,6 +7,9 @@ The messages have the field numbers and JSON names of the SDK's own wire format,
 serve both; the package name is ours, because neither encoding carries it and because the original name would clash
 with an SDK that is loaded in the same process.
 
+Fields numbered from 1000 are extensions of sandgate: E2B clients neither send nor read them (behaviour.md 15.2 says what
+they are for). They are accepted over gRPC and in Connect JSON alike.
+
 Over gRPC every call takes the metadata described in docs/architecture.md: `agent-token`, `acting-user-bin`,
 `timeout-ms`, `keepalive-interval`.
 """
