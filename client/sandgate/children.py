@@ -106,6 +106,11 @@ class Child:
         await self._pipes.exited.wait()
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._pipes.exited.is_set()
+
+    @property
     def manner_of_end(self) -> str:
         """How it ended, for the log."""
         return _manner(self._transport.get_returncode())

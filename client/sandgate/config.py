@@ -48,7 +48,13 @@ def default_state_dir() -> Path:
         return Path("/var/lib/sandgate")
     base = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says that a relative path there counts as unset.
-    return (Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()) / "sandgate"
+    if base.startswith("/"):
+        return Path(base) / "sandgate"
+    try:
+        return Path("~/.local/state/sandgate").expanduser()
+    except RuntimeError:
+        # As in a container that runs under a number without an account.
+        raise InvalidArgument("this user has no home directory: name a state directory with --state-dir") from None
 
 
 def _no_bool(value: object) -> object:
@@ -112,7 +118,10 @@ class Settings(BaseModel):
         # Children do not share the working directory's meaning; ".." and links stay for the kernel to follow.
         if "\0" in str(value):
             raise ValueError("contains a NUL character")
-        return value.expanduser().absolute()
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"no such home directory: {value}") from error
 
     @field_validator("domain")
     @classmethod
@@ -186,9 +195,9 @@ def _file_layer(path: Path) -> _Layer:
             raise InvalidArgument(f"{path}: 'isolation' belongs into the table [backends.{_BACKEND_OF_ISOLATION}]")
         if key not in Settings.model_fields:
             raise InvalidArgument(f"{path}: unknown key '{key}'{_nearest(key, Settings.model_fields)}")
-    if isinstance(folder := table.get("state_dir"), str):
+    if isinstance(folder := table.get("state_dir"), str) and not folder.startswith("~"):
         # A file means the same from wherever it is read.
-        table["state_dir"] = path.absolute().parent / Path(folder).expanduser()
+        table["state_dir"] = path.absolute().parent / folder
     return _Layer(values=table, called={key: f"{path}: {key}" for key in table})
 
 

@@ -28,6 +28,7 @@ __all__ = ["run"]
 _EXPORT = re.compile(r"export (E2B_[A-Z_]+)=(\S+)")
 #: The front bounds its own stop; this only guards against a fault in that.
 _STOP_WITHIN = 180.0
+_HURRIED_STOP_WITHIN = 30.0
 
 
 def run() -> None:
@@ -89,6 +90,11 @@ def _stop(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         status = process.wait(_STOP_WITHIN)
+    except KeyboardInterrupt:
+        # A second signal hurries it; its folder must not go while it still works there.
+        process.send_signal(signal.SIGTERM)
+        process.wait(_HURRIED_STOP_WITHIN)
+        raise
     except subprocess.TimeoutExpired:
         process.kill()
         status = process.wait()

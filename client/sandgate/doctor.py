@@ -168,8 +168,15 @@ def _backend_class(name: str) -> type[Backend]:
     found = metadata.entry_points(group=ENTRY_POINT_GROUP)
     # By convention the entry point bears the backend's name; the others are loaded only when that fails.
     for entry in [*found.select(name=name), *(entry for entry in found if entry.name != name)]:
-        if (backend := _offered(entry).get(name)) is not None:
-            return backend
+        try:
+            offered = _offered(entry)
+        except Exception as error:
+            if entry.name != name:
+                continue  # A faulty plugin that is not asked for does not matter.
+            origin = entry.dist.name if entry.dist is not None else entry.value
+            raise FailedPrecondition(f"{origin} does not load: {type(error).__name__}: {error}") from error
+        if name in offered:
+            return offered[name]
     names = ", ".join(sorted(found.names)) or "none"
     raise FailedPrecondition(f"no plugin offers it (installed: {names}): pip install sandgate-plugin-{name}")
 

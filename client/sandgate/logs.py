@@ -17,8 +17,8 @@ from typing import IO, Any, Literal
 
 __all__ = ["Lines", "Log", "printable"]
 
-#: C0, DEL, C1, and what turns the direction of writing.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+#: C0, DEL, C1, what turns the direction of writing, and what no encoding can write.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 #: Longer lines are passed on in pieces.
 _LINE_LIMIT = 256 * 1024
 _LEVELS = ("debug", "info", "warning", "error")
@@ -109,7 +109,7 @@ class _Text:
         self._console = ConsoleRenderer(colors=colors, pad_event_to=24)
 
     def __call__(self, event: dict[str, Any]) -> str:
-        safe = {printable(str(key)): _safe(key, value) for key, value in event.items()}
+        safe = {printable(str(key)): _safe(key, value) for key, value in event.items() if key != "exc_info"}
         if isinstance(stamp := safe.get("timestamp"), str):
             safe["timestamp"] = _local_time(stamp)
         return str(self._console(None, "", safe))
@@ -120,16 +120,13 @@ def _renderer(*, colors: bool) -> _Text:
 
 
 def _safe(key: str, value: object) -> object:
-    if isinstance(value, str):
+    if key in {"exception", "stack"}:
         # A traceback keeps its lines.
-        return (
-            "\n".join(printable(line) for line in value.split("\n"))
-            if key in {"exception", "stack"}
-            else printable(value)
-        )
+        return "\n".join(printable(line) for line in str(value).split("\n"))
     if isinstance(value, Mapping | list):
-        return printable(json.dumps(value, ensure_ascii=False, default=str))
-    return value
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    # The renderer takes these three for text without asking.
+    return printable(str(value)) if isinstance(value, str) or key in {"event", "level", "logger"} else value
 
 
 def _local_time(stamp: str) -> str:

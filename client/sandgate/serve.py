@@ -147,6 +147,8 @@ class _Gateway:
         self._core: Child | None = None
         self._edges: dict[int, Child] = {}
         self._signals = _Signals()
+        #: From then on there may be sandboxes.
+        self._announced = False
 
     async def run(self) -> None:
         with self._signals.installed():
@@ -180,6 +182,7 @@ class _Gateway:
 
     async def _start_core(self, readers: asyncio.TaskGroup, *, first_start: bool) -> Child:
         settings = self._plan.core(first_start=first_start)
+        self._core = None
         self._core = await Child.start(self._kind(_CORE), settings, log=self._log, tasks=readers)
         return self._core
 
@@ -238,25 +241,30 @@ class _Gateway:
         async with asyncio.TaskGroup() as stopping:
             for edge in self._edges.values():
                 stopping.create_task(edge.stop(grace=_EDGE_GRACE, hurry=hurry, hurried_grace=_HURRIED_EDGE))
-        if self._core is None:
-            return
         on_exit = self._plan.settings.on_exit
-        obeyed = await self._core.stop(grace=_CORE_GRACE[on_exit], hurry=hurry, hurried_grace=_HURRIED_CORE)
-        if not obeyed:
-            self._log.say("error", "the core did not stop in time and was killed")
+        core = self._core
+        if core is not None and not core.is_running:
+            core = None
+        obeyed = core is not None and await core.stop(
+            grace=_CORE_GRACE[on_exit], hurry=hurry, hurried_grace=_HURRIED_CORE
+        )
+        if not obeyed and self._announced:
+            self._log.say("error", "the core did not stop in time and was killed, or was not running")
             if on_exit == "kill":
-                raise Unavailable(
-                    "the core was killed before it had ended all sandboxes: the next start ends what is left"
-                )
+                raise Unavailable("the core could not end all sandboxes: start the gateway again and stop it once more")
 
     def _announce(self, *, key_created: bool) -> None:
         """The exports that make an SDK use this gateway: the only thing on standard output."""
         plan = self._plan
         url = listening.url_of(plan.settings.host, plan.listener)
         lines = [f"export E2B_API_URL={url}", f"export E2B_SANDBOX_URL={url}", _key_line(plan, key_created=key_created)]
-        with contextlib.suppress(OSError):  # nobody reads any more
+        self._announced = True
+        try:
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
+        except OSError:
+            # Nobody reads any more. What is left in the buffer must not become an error at the interpreter's end.
+            sys.stdout = None
         self._log.say(
             "info",
             "the gateway is ready",

@@ -126,6 +126,8 @@ def test_a_terminal_is_found_again_and_killed(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=60)
     assert sandbox.pty.connect(terminal.pid).pid == terminal.pid
     assert sandbox.pty.kill(terminal.pid) is True
+    with pytest.raises(CommandExitException):
+        terminal.wait()
     assert sandbox.pty.kill(terminal.pid) is False
 
 

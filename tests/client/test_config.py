@@ -137,3 +137,11 @@ def test_a_relative_flag_is_relative_to_the_working_directory(tmp_path, monkeypa
 def test_lists_are_written_with_commas_in_the_environment():
     environment = {"SANDGATE_GRPC_LISTEN": "127.0.0.1:1, unix:/x"}
     assert config.load({}, environment=environment).settings.grpc_listen == ("127.0.0.1:1", "unix:/x")
+
+
+def test_a_home_directory_that_does_not_exist_is_named(tmp_path):
+    path = _file(tmp_path, 'state_dir = "~no-such-user/x"\n')
+    with pytest.raises(InvalidArgument, match=r"state_dir: no such home directory: ~no-such-user/x"):
+        config.load({}, environment={}, config=path)
+    with pytest.raises(InvalidArgument, match="--state-dir: no such home directory"):
+        config.load({"state_dir": "~no-such-user/x"}, environment={})

@@ -59,9 +59,10 @@ def test_what_is_no_log_line_passes_as_it_is(raw):
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_nothing_reaches_the_terminal_as_a_command(form):
     log, stream = _log(form)
-    evil = "\x1b]0;owned\x07\r\n\x9b31m\u202e"
+    evil = "\x1b]0;owned\x07\r\n\x9b31m\u202e\ud800"
     log.line(json.dumps({"event": evil, evil: evil, "level": "info", "nested": {"x": evil}}).encode(), process="edge")
-    log.line(evil.encode(), process="edge")
+    log.line(evil.encode("utf-8", "surrogatepass"), process="edge")
+    stream.getvalue().encode()
     assert not any(mark in stream.getvalue().rstrip("\n").replace("\n", "") for mark in "\x1b\x07\r\x9b")
 
 
@@ -94,3 +95,11 @@ def test_a_lost_stream_does_not_stop_the_gateway():
 
 def test_printable_keeps_ordinary_text():
     assert printable("naïve – 漢字 100 %") == "naïve – 漢字 100 %"
+
+
+@pytest.mark.parametrize("value", [None, True, 7, [], {"a": 1}, "x", 1e400])
+@pytest.mark.parametrize("key", ["event", "level", "logger", "timestamp", "exception", "exc_info", "stack", "other"])
+def test_no_line_of_a_child_can_break_the_text_form(key, value):
+    log, stream = _log("text")
+    log.line(json.dumps({"event": "e", "level": "info", key: value}).encode(), process="core")
+    assert stream.getvalue().endswith("\n")

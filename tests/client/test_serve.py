@@ -298,6 +298,27 @@ def test_a_signal_during_the_start_stops_it(serve, stand_in):
     assert processes_of(serve.state_dir) == {}
 
 
+def test_exports_that_nobody_reads_are_no_error(serve):
+    serve.start().stdout.close()
+    wait_until(lambda: serve.run("keys", "list").returncode == 0)
+    assert serve.stop() == 0
+    assert "Exception ignored" not in serve.log()
+
+
+def test_sandboxes_that_could_not_be_ended_are_said(serve, stand_in):
+    stand_in(
+        "sandgate_core",
+        "import sys, time\nsys.stdin.readline()\nprint('{\"ready\": true}', flush=True)\ntime.sleep(600)\n",
+    )
+    serve.ready("--on-exit", "kill")
+    serve.process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        serve.process.wait(1)
+    serve.process.send_signal(signal.SIGTERM)
+    assert serve.process.wait(30) == 1
+    assert serve.log().splitlines()[-1].startswith("sandgate: the core could not end all sandboxes")
+
+
 def test_a_lost_terminal_does_not_stop_it(serve):
     serve.ready()
     serve.process.stdout.close()
