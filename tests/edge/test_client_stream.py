@@ -93,6 +93,7 @@ async def test_error_of_the_agent_is_told_while_the_client_still_sends(edge, err
         START + raw_http.envelope(b"{"),
         START + raw_http.envelope({"data": {"input": {"stdin": "!"}}}),
     ],
+    ids=["cut", "no json", "no base64"],
 )
 async def test_broken_message_is_an_error_and_ends_the_agents_side(edge, body):
     edge.agent.on["StreamInput"] = Sink()

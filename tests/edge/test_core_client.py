@@ -86,7 +86,9 @@ async def test_calls_of_a_key_never_carry_the_internal_token(client, core):
     assert (sent.timeout.seconds, sent.timeout.nanos, sent.extend_only) == (2, 500_000_000, True)
 
 
-@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\0b", "\udcff", "x" * 257])
+@pytest.mark.parametrize(
+    "key", ["schlüssel", "a\nb", "a\0b", "\udcff", "x" * 257], ids=["umlaut", "newline", "nul", "half", "long"]
+)
 async def test_key_that_cannot_be_one_is_refused_without_the_core(client, core, key):
     with pytest.raises(Unauthenticated):
         await client.get("i1", api_key=key, request_id="r")

@@ -87,7 +87,9 @@ def test_compression_must_be_announced():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"plain", gzip.compress(b"x" * 100)[:-1], gzip.compress(b"x") + b"tail", gzip.compress(b"x") * 2]
+    "payload",
+    [b"", b"plain", gzip.compress(b"x" * 100)[:-1], gzip.compress(b"x") + b"tail", gzip.compress(b"x") * 2],
+    ids=["empty", "plain", "cut", "tail", "two"],
 )
 def test_broken_gzip_is_a_client_error(payload: bytes):
     with pytest.raises(InvalidArgument, match="gzip"):

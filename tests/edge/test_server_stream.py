@@ -143,7 +143,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(edge):
         return [name for name in coroutines if "RequestHandler" in name or "server_stream" in name]
 
     async with asyncio.timeout(30):
-        while left():
+        while left():  # noqa: ASYNC110 - tasks have no event for their end
             await asyncio.sleep(0.05)
     assert (await edge.ask("/health", method="GET")).status == 204
 
@@ -217,6 +217,7 @@ async def test_no_limit_and_an_unreadable_interval_are_left_out(edge):
         (raw_http.envelope(b"", announced=LIMIT + 1), "resource_exhausted"),
         (raw_http.envelope(b"x" * (LIMIT + 1)), "resource_exhausted"),
     ],
+    ids=["empty", "cut payload", "cut prefix", "two", "no json", "flags", "end only", "announced", "large"],
 )
 async def test_broken_request_ends_in_the_end_frame_and_starts_nothing(edge, body, code):
     reply = await edge.stream(START, body)
