@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from sandgate_errors import Canceled, InvalidArgument, SandgateError, Unauthenticated
 from sandgate_errors.grpc import status_of, trailers_of
@@ -65,15 +65,17 @@ class Call:
 
     async def send(self, message: Message) -> None:
         try:
-            await self._context.write(message)
+            await self._context.write(message.SerializeToString())
         except grpc.aio.InternalError:
             # What a write ends with that waited for a client which then left; the cancellation comes after it.
             raise Canceled("the caller went away") from None
 
-    async def requests(self) -> AsyncIterator[Any]:
-        assert self._requests is not None  # noqa: S101 -- only client streams ask
-        async for request in self._requests:
-            yield request
+    @property
+    def requests(self) -> AsyncIterator[Any]:
+        """The messages of a client stream."""
+        if self._requests is None:
+            raise TypeError("a call with one request has no stream of them")
+        return self._requests
 
     def authenticate(self, token: bytes) -> None:
         given = self._metadata.get("agent-token", "")
@@ -102,6 +104,10 @@ def _status_text(message: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+# Requests come as bytes and are read inside the guard: after the token was checked, and so that bytes which are no message
+# are the caller's fault like any other bad request.
+
+
 @dataclass(frozen=True)
 class Unary:
     """One request, one reply."""
@@ -110,20 +116,16 @@ class Unary:
     serve: Callable[[Any, Call], Awaitable[Message]]
 
     def handler(self, token: bytes) -> grpc.RpcMethodHandler[Any, Any]:
-        async def guarded(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message | None:
+        async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             call = Call(context)
             try:
                 call.authenticate(token)
-                return await self.serve(request, call)
+                return (await self.serve(_read(self.request, request), call)).SerializeToString()
             except Exception as error:
                 await call.refuse(error)
-                return None
+                return b""
 
-        return grpc.unary_unary_rpc_method_handler(
-            guarded,
-            request_deserializer=self.request.FromString,
-            response_serializer=_serialize,
-        )
+        return grpc.unary_unary_rpc_method_handler(guarded)
 
 
 @dataclass(frozen=True)
@@ -134,19 +136,15 @@ class ServerStream:
     serve: Callable[[Any, Call], Awaitable[None]]
 
     def handler(self, token: bytes) -> grpc.RpcMethodHandler[Any, Any]:
-        async def guarded(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async def guarded(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             call = Call(context)
             try:
                 call.authenticate(token)
-                await self.serve(request, call)
+                await self.serve(_read(self.request, request), call)
             except Exception as error:
                 await call.refuse(error)
 
-        return grpc.unary_stream_rpc_method_handler(
-            guarded,
-            request_deserializer=self.request.FromString,
-            response_serializer=_serialize,
-        )
+        return grpc.unary_stream_rpc_method_handler(guarded)
 
 
 @dataclass(frozen=True)
@@ -157,29 +155,31 @@ class ClientStream:
     serve: Callable[[Call], Awaitable[Message]]
 
     def handler(self, token: bytes) -> grpc.RpcMethodHandler[Any, Any]:
-        async def guarded(
-            requests: AsyncIterator[Message], context: grpc.aio.ServicerContext[Any, Any]
-        ) -> Message | None:
-            call = Call(context, requests)
+        async def guarded(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            call = Call(context, _read_all(self.request, requests))
             try:
                 call.authenticate(token)
-                return await self.serve(call)
+                return (await self.serve(call)).SerializeToString()
             except Exception as error:
                 await call.refuse(error)
-                return None
+                return b""
 
-        return grpc.stream_unary_rpc_method_handler(
-            guarded,
-            request_deserializer=self.request.FromString,
-            response_serializer=_serialize,
-        )
+        return grpc.stream_unary_rpc_method_handler(guarded)
+
+
+def _read(kind: type[Message], data: bytes) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidArgument(f"the request is not a {kind.DESCRIPTOR.name}") from None
+
+
+async def _read_all(kind: type[Message], requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async for data in requests:
+        yield _read(kind, data)
 
 
 Method = Unary | ServerStream | ClientStream
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
 
 
 def generic_handler(service: str, methods: Mapping[str, Method], token: bytes) -> grpc.GenericRpcHandler:

@@ -118,6 +118,7 @@ class Writer(_OpenFile):
     def __init__(self, path: str, owner: Owner) -> None:
         super().__init__(path)
         self._written = 0
+        self._received = 0
         make_parents(path, owner)
         try:
             self._fd, created = _open_to_write(path)
@@ -126,7 +127,7 @@ class Writer(_OpenFile):
             _give(self._fd, info, owner, created=created)
         except OSError as error:
             self.close()
-            raise self._error(error, 0) from None
+            raise self._error(error) from None
         except BaseException:
             self.close()
             raise
@@ -136,10 +137,11 @@ class Writer(_OpenFile):
         with self._lock:
             if self._fd is None:
                 raise Internal(f"path '{self.path}' is closed")
+            self._received += len(data)
             try:
                 self._write(self._fd, data)
             except OSError as error:
-                raise self._error(error, self._written + len(data)) from None
+                raise self._error(error) from None
             finally:
                 self._cut(self._fd)
 
@@ -155,7 +157,7 @@ class Writer(_OpenFile):
             self.close()
             return entry_at(self.path, names)
         except OSError as error:
-            raise self._error(error, self._written) from None
+            raise self._error(error) from None
 
     def _write(self, fd: int, data: bytes) -> None:
         rest = memoryview(data)
@@ -174,9 +176,9 @@ class Writer(_OpenFile):
             os.ftruncate(fd, self._written)
         self._old_size = 0
 
-    def _error(self, error: OSError, attempted: int) -> Exception:
+    def _error(self, error: OSError) -> Exception:
         if error.errno in NO_SPACE:
-            return NoSpace(f"attempted to write {attempted} bytes: not enough {_lacking(self.path)} available")
+            return NoSpace(f"attempted to write {self._received} bytes: not enough {_lacking(self.path)} available")
         own: dict[int, Exception] = {
             errno.ENXIO: InvalidArgument(f"path '{self.path}' is not a regular file"),
             errno.ENOTDIR: Internal(f"a parent of path '{self.path}' is not a directory"),

@@ -13,6 +13,7 @@ _IDENTITIES = ("switch", "nested", "same")
 _LONGEST_LINE = 1024 * 1024
 #: sockaddr_un takes 108 bytes with the closing NUL.
 _LONGEST_SOCKET_PATH = 107
+_LARGEST_PORT = 65535
 
 
 class BadSettings(Exception):
@@ -58,9 +59,19 @@ class Settings:
             raise BadSettings("accounts belong to the identity 'same', which needs at least one")
         if self.identity != "same" and os.geteuid() != 0:
             raise BadSettings(f"the identity '{self.identity}' needs an agent that is root in its namespace")
-        path = self.listen.removeprefix("unix:")
-        if path != self.listen and len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        _check_address(self.listen)
+
+
+def _check_address(address: str) -> None:
+    path = address.removeprefix("unix:")
+    if path != address:
+        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
             raise BadSettings(f"the socket's path is longer than {_LONGEST_SOCKET_PATH} bytes")
+        return
+    host, _, port = address.rpartition(":")
+    # gRPC would take a larger number modulo 65536.
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= _LARGEST_PORT:
+        raise BadSettings(f"listen is '{address}' and neither unix:<path> nor <host>:<port>")
 
 
 def read_line(fd: int) -> bytes:

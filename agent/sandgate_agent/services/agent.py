@@ -70,7 +70,7 @@ class AgentService:
 
     async def write_file(self, call: Call) -> pb.WriteFileResponse:
         account = self._sandbox.acting(call.acting_user)
-        requests = call.requests()
+        requests = call.requests
         first = await anext(requests, None)
         if first is None or not first.HasField("header"):
             raise InvalidArgument("the first message of WriteFile must be a header")

@@ -89,7 +89,7 @@ class ProcessService:
 
     async def stream_input(self, call: Call) -> pb.StreamInputResponse:
         selector: Selector | None = None
-        async for request in call.requests():
+        async for request in call.requests:
             kind = request.WhichOneof("event")
             if kind == "start":
                 selector = _selector(request.start.process)

@@ -1,0 +1,170 @@
+"""How the agent starts, whom it answers, and how errors leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from sandgate_api.agent.v1 import agent_pb2
+from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
+from sandgate_testing.agent_process import Agent, code_of
+
+SERVING = b"\x08\x01"
+
+
+def start(line: bytes, folder: Path | None = None) -> tuple[dict[str, object], int]:
+    """An agent that must refuse to start."""
+    command = [sys.executable, "-m", "sandgate_agent"] if folder is None else [sys.executable, str(folder)]
+    done = subprocess.run(command, input=line, capture_output=True, timeout=30, check=False)
+    assert b"Traceback" not in done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer, done.returncode
+
+
+def settings(**changes: object) -> bytes:
+    good: dict[str, object] = {
+        "listen": "unix:/nowhere/s",
+        "token": "t",
+        "identity": "same",
+        "accounts": {"user": {"home": "/"}},
+    }
+    return json.dumps({key: value for key, value in (good | changes).items() if value is not None}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"", "not a line of JSON"),
+        (b"{}\n", "listen"),
+        (b"[]\n", "not a JSON object"),
+        (settings(token=""), "token"),
+        (settings(token=5), "token"),
+        (settings(identity="other"), "identity"),
+        (settings(accounts=None), "accounts"),
+        (settings(accounts={"user": {}}), "home"),
+        (settings(accounts={"user": {"home": "relative"}}), "home"),
+        (settings(identity="switch"), "accounts"),
+        (settings(system_files=1), "system_files"),
+        (settings(colour="red"), "colour"),
+        (settings(listen=f"unix:/{'x' * 120}"), "107"),
+        (settings(), "cannot listen"),
+        (settings(listen="127.0.0.1:99999"), "<port>"),
+        (settings(listen="127.0.0.1:0"), "<port>"),
+        (settings(listen="/a/path"), "<port>"),
+    ],
+)
+def test_bad_settings_are_one_line_for_the_operator(line: bytes, text: str) -> None:
+    answer, status = start(line)
+    assert status == 1
+    assert answer["ready"] is False
+    assert text in str(answer["error"])
+    assert "\n" not in str(answer["error"])
+
+
+def test_folder_with_the_packages_is_the_program(tmp_path: Path) -> None:
+    """What backends put into a sandbox: the same file is ``__main__`` there."""
+    import sandgate_agent
+
+    source = Path(sandgate_agent.__file__ or "").with_name("__main__.py")
+    (tmp_path / "__main__.py").write_bytes(source.read_bytes())
+    assert start(b"{}\n", tmp_path)[1] == 1
+
+
+async def test_token_is_needed_for_everything(agent: Agent) -> None:
+    for metadata in ((), agent.metadata(token="wrong")):
+        async with code_of(grpc.StatusCode.UNAUTHENTICATED):
+            await agent.processes.List(process_pb2.ListRequest(), metadata=metadata)
+        async with code_of(grpc.StatusCode.UNAUTHENTICATED):
+            async for _ in agent.processes.Start(process_pb2.StartRequest(), metadata=metadata):
+                pass
+        async with code_of(grpc.StatusCode.UNAUTHENTICATED):
+            await agent.agent.WriteFile(iter([]), metadata=metadata)
+
+
+async def test_health_is_open_and_knows_the_services(agent: Agent) -> None:
+    check = agent.channel.unary_unary("/grpc.health.v1.Health/Check")
+    assert await check(b"") == SERVING
+    name = b"sandgate_api.envd.v1.Process"
+    assert await check(b"\x0a" + bytes([len(name)]) + name) == SERVING
+    async with code_of(grpc.StatusCode.NOT_FOUND):
+        await check(b"\x0a\x01x")
+    watch = agent.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+    assert await watch.read() == SERVING
+    watch.cancel()
+
+
+async def test_only_the_owner_may_use_the_socket(agent: Agent) -> None:
+    assert stat.S_IMODE(os.stat(agent.folder / "s").st_mode) == 0o600
+
+
+async def test_methods_that_do_not_exist_are_unimplemented(agent: Agent) -> None:
+    async with code_of(grpc.StatusCode.UNIMPLEMENTED):
+        await agent.channel.unary_unary("/sandgate_api.envd.v1.Process/Fork")(b"")
+
+
+async def test_bytes_that_are_no_message_do_not_hurt(agent: Agent) -> None:
+    for method in ("Process/List", "Process/SendInput", "Filesystem/Stat"):
+        async with code_of(grpc.StatusCode.INVALID_ARGUMENT, "is not a"):
+            await agent.channel.unary_unary(f"/sandgate_api.envd.v1.{method}")(
+                b"\xff\xff\xff", metadata=agent.metadata()
+            )
+    assert (await agent.run("echo", "ok")).text == "ok\n"
+
+
+async def test_long_texts_from_callers_come_back_short(agent: Agent) -> None:
+    """A status text is a header, and peers refuse long ones."""
+    async with code_of(grpc.StatusCode.NOT_FOUND):
+        await agent.stat("/" + "/".join(["😀" * 60] * 16))
+    async with code_of(grpc.StatusCode.UNAUTHENTICATED):
+        await agent.run("true", user="u" * 2000)
+
+
+async def test_init_says_the_version_and_refuses_impossible_variables(agent: Agent) -> None:
+    reply = await agent.agent.Init(agent_pb2.InitRequest(sandbox_id="i"), metadata=agent.metadata())
+    assert reply.agent_version
+    for envs in ({"A=B": "1"}, {"": "1"}, {"A": "\0"}):
+        async with code_of(grpc.StatusCode.INVALID_ARGUMENT):
+            await agent.agent.Init(agent_pb2.InitRequest(envs=envs), metadata=agent.metadata())
+
+
+async def test_tcp_address_that_is_taken_is_refused(tmp_path: Path) -> None:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    answer, status = await asyncio.to_thread(start, settings(listen=f"127.0.0.1:{port}"))
+    listener.close()
+    await listener.wait_closed()
+    assert status == 1
+    assert "cannot listen" in str(answer["error"])
+
+
+async def test_agent_serves_tcp_too() -> None:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sandgate_agent"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(settings(listen=f"127.0.0.1:{port}"))
+        assert json.loads(await process.stdout.readline()) == {"ready": True}
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = process_pb2_grpc.ProcessStub(channel)
+            await stub.List(process_pb2.ListRequest(), metadata=(("agent-token", "t"),))
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
