@@ -74,6 +74,8 @@ class _Connection(web.RequestHandler):
             lingering_time=_LINGER_SECONDS,
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_FIELD_BYTES,
+            # It would take a body that was cut off for a whole one; who reads a body undoes its encoding.
+            auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # documented, and missing in its type
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandgate_edge.connect.code import Code
+from sandgate_edge.connect.compression import gunzip
 from sandgate_edge.connect.envelope import COMPRESSED, END_STREAM, EnvelopeReader, pack
 
-__all__ = ["COMPRESSED", "END_STREAM", "Code", "EnvelopeReader", "pack"]
+__all__ = ["COMPRESSED", "END_STREAM", "Code", "EnvelopeReader", "gunzip", "pack"]

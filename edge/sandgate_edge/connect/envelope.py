@@ -7,9 +7,9 @@ any of its payload is kept, and again while a compressed one is unpacked.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 
+from sandgate_edge.connect.compression import gunzip
 from sandgate_errors import InvalidArgument, ResourceExhausted
 
 __all__ = ["COMPRESSED", "END_STREAM", "EnvelopeReader", "pack"]
@@ -65,7 +65,7 @@ class EnvelopeReader:
         payload = bytes(memoryview(self._buffer)[_PREFIX.size : end])
         del self._buffer[:end]
         self._ended = bool(flags & END_STREAM)
-        return self._unpacked(payload) if flags & COMPRESSED else payload
+        return gunzip(payload, max_bytes=self._max_bytes) if flags & COMPRESSED else payload
 
     def _check(self, flags: int, length: int) -> None:
         if flags & ~(COMPRESSED | END_STREAM):
@@ -74,15 +74,3 @@ class EnvelopeReader:
             raise InvalidArgument("a compressed envelope, but no Connect-Content-Encoding was announced")
         if length > self._max_bytes:
             raise ResourceExhausted(f"message of {length} bytes is larger than the limit of {self._max_bytes}")
-
-    def _unpacked(self, payload: bytes) -> bytes:
-        inflate = zlib.decompressobj(wbits=31)
-        try:
-            content = inflate.decompress(payload, self._max_bytes + 1)
-        except zlib.error as error:
-            raise InvalidArgument("a compressed envelope is not valid gzip") from error
-        if len(content) > self._max_bytes:
-            raise ResourceExhausted(f"message is larger than the limit of {self._max_bytes} bytes after decompression")
-        if not inflate.eof or inflate.unused_data:
-            raise InvalidArgument("a compressed envelope is not valid gzip")
-        return content

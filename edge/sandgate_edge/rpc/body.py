@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from sandgate_edge.connect.compression import gunzip
 from sandgate_edge.connect.envelope import EnvelopeReader
 from sandgate_edge.keys import SETTINGS
 from sandgate_errors import InvalidArgument, ResourceExhausted, Unimplemented
 
 __all__ = ["envelopes", "only_envelope", "whole_body"]
 
-# What the HTTP parser undoes by itself; only gzip is part of the contract.
-_INFLATED = frozenset({"", "identity", "gzip"})
+_ENCODINGS = frozenset({"", "identity", "gzip"})
 
 
 async def whole_body(request: web.Request) -> bytes:
     """The body of a unary call, inflated. Raises ResourceExhausted as soon as it is known to be too large."""
-    _check_encoding("Content-Encoding", request.headers.get("Content-Encoding"))
+    encoding = _encoding(request, "Content-Encoding")
     limit = request.app[SETTINGS].max_rpc_bytes
     if request.content_length is not None and request.content_length > limit:
         raise ResourceExhausted(f"message of {request.content_length} bytes is larger than the limit of {limit}")
@@ -29,14 +29,14 @@ async def whole_body(request: web.Request) -> bytes:
         if size > limit:
             raise ResourceExhausted(f"message is larger than the limit of {limit} bytes")
         parts.append(chunk)
-    return b"".join(parts)
+    body = b"".join(parts)
+    return gunzip(body, max_bytes=limit) if encoding == "gzip" else body
 
 
 async def envelopes(request: web.Request) -> AsyncIterator[bytes]:
     """The messages of a stream call, each as soon as it is complete."""
-    encoding = request.headers.get("Connect-Content-Encoding")
-    _check_encoding("Connect-Content-Encoding", encoding)
-    reader = EnvelopeReader(max_bytes=request.app[SETTINGS].max_rpc_bytes, gzip=_normal(encoding) == "gzip")
+    gzip = _encoding(request, "Connect-Content-Encoding") == "gzip"
+    reader = EnvelopeReader(max_bytes=request.app[SETTINGS].max_rpc_bytes, gzip=gzip)
     async for chunk in _chunks(request):
         for payload in reader.feed(chunk):
             yield payload
@@ -63,10 +63,8 @@ async def _chunks(request: web.Request) -> AsyncIterator[bytes]:
         raise InvalidArgument("the request body is broken") from error
 
 
-def _check_encoding(header: str, value: str | None) -> None:
-    if _normal(value) not in _INFLATED:
+def _encoding(request: web.Request, header: str) -> str:
+    encoding = request.headers.get(header, "").strip().lower()
+    if encoding not in _ENCODINGS:
         raise Unimplemented(f"{header} must be gzip or identity")
-
-
-def _normal(value: str | None) -> str:
-    return (value or "").strip().lower()
+    return encoding
