@@ -135,7 +135,6 @@ _COPIED = (
 # group that may read private keys, and keeps its groups inside a user namespace.
 _BOUND = (
     "alternatives",
-    "ca-certificates",
     "crypto-policies",
     "fonts",
     "java*",
@@ -151,7 +150,6 @@ _BOUND = (
     "python3*",
     "ssl/certs",
     "ssl/openssl.cnf",
-    "terminfo",
 )
 _COPY_LIMIT_BYTES = 256 * 1024
 

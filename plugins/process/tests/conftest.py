@@ -16,6 +16,7 @@ import pytest
 
 from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
+from sandgate_plugin_process import bundle
 from sandgate_plugin_process.backend import ProcessBackend
 
 ISOLATIONS = ("bubblewrap", "none")
@@ -85,12 +86,19 @@ def isolation(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's library folder, made once for all tests: compiling it takes longer than most of them."""
+    return bundle.make(tmp_path_factory.mktemp("library"))
+
+
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for socket addresses, which pytest's own are not."""
+def folder(library: Path) -> Iterator[Path]:
+    """The folders of a gateway; short, for socket addresses, which pytest's own are not."""
     path = Path(tempfile.mkdtemp(prefix="sg-"))
     for name in ("state", "run"):
         (path / name).mkdir(mode=0o700)
+    (path / "state" / library.name).symlink_to(library)
     yield path
     shutil.rmtree(path)
 

@@ -24,8 +24,11 @@ async def test_host_files_are_invisible(gateway, sandbox, run, user):
     for path in (secret, gateway.state, gateway.runtime, home / ".bashrc", Path(__file__)):
         if str(path).startswith(("/usr/", "/root/.bashrc")):
             continue
-        code, output = await run(sandbox, f"ls -d '{path}'", user)
-        assert code != 0, output
+        # Also by way of other processes' links to their roots, the first of the namespace included.
+        code, output = await run(sandbox, f"ls -d '{path}' /proc/[0-9]*/root'{path}' /proc/[0-9]*/cwd'{path}'", user)
+        assert code != 0
+        assert "No such file" in output
+        assert not [line for line in output.splitlines() if not line.startswith("ls:")], output
     for path in ("/etc/shadow", "/etc/gshadow", "/etc/ssh", "/etc/machine-id", "/etc/sudoers", "/sys/kernel", "/boot"):
         code, output = await run(sandbox, f"ls -d {path}", user)
         assert code != 0, output
@@ -81,8 +84,6 @@ async def test_system_is_read_only(sandbox, run, user):
         "unshare -Urm umount /usr",
         "unshare -Urm umount /etc/alternatives",
         "mknod /tmp/disk b 8 0",
-        "chroot /proc/1/root true",
-        "ls /proc/1/root/",
         "nsenter -t 1 -m true",
     ],
 )
@@ -135,6 +136,18 @@ async def test_root_of_a_sandbox_is_nobody_outside(gateway, sandbox, run):
     assert owner != 0
     if os.geteuid() == 0:
         assert 524288 <= owner < 2**31
+
+
+async def test_no_process_of_a_sandbox_could_mount(sandbox, run):
+    """Neither the agent nor bubblewrap's own first process: root of the sandbox could make either do its will."""
+    _, output = await run(sandbox, "grep -h -e CapPrm -e CapEff /proc/1/status /proc/2/status", "root")
+    held = [int(word, 16) for word in output.split() if len(word) == 16]
+    assert len(held) == 4
+    sys_admin = 1 << 21
+    assert not (held[0] | held[1]) & sys_admin
+    if os.geteuid() != 0:
+        # Its user namespace is the one that the mounts belong to.
+        assert not (held[2] | held[3]) & sys_admin
 
 
 async def test_no_capability_holds_outside_and_nothing_gains_any(sandbox, run):

@@ -344,9 +344,9 @@ async def test_nothing_piles_up(gateway, backend):
 
 async def test_failed_start_frees_everything_and_names_no_path(gateway, backend, caplog):
     """The agent's library is broken: the operator reads why in the log, the client nothing of the host."""
-    (backend._bundle / "sandgate_agent" / "__pycache__").rename(backend._bundle / "sandgate_agent" / "away")
-    for file in (backend._bundle / "sandgate_agent").glob("*.py"):
-        file.unlink()
+    backend._bundle = gateway.folder / "broken"
+    backend._bundle.mkdir()
+    (backend._bundle / "__main__.py").write_text("import sandgate_agent")
     with pytest.raises(Internal) as caught:
         await gateway.create(backend)
     assert str(gateway.folder) not in caught.value.message
