@@ -75,6 +75,10 @@ async def test_gzip_body_is_read_and_other_encodings_are_named(edge):
     assert (await edge.unary(STAT, gzip.compress(b'{"path":"/x"}'), content_encoding="gzip")).status == 200
     broken = await edge.unary(STAT, b"no gzip", content_encoding="gzip")
     assert (broken.status, broken.json()["code"]) == (400, "invalid_argument")
+    cut = await edge.unary(STAT, gzip.compress(b'{"path":"/x"}')[:-1], content_encoding="gzip")
+    assert (cut.status, cut.json()["code"]) == (400, "invalid_argument")
+    bomb = await edge.unary(STAT, gzip.compress(b" " * 50_000_000), content_encoding="gzip")
+    assert (bomb.status, bomb.json()["code"]) == (429, "resource_exhausted")
     other = await edge.unary(STAT, b"x", content_encoding="compress")
     assert (other.status, other.json()["code"]) == (501, "unimplemented")
 
