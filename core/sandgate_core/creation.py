@@ -70,8 +70,8 @@ class Creation:
         self._patience = patience
         self._attempts: set[_Attempt] = set()
 
-    async def create(self, admitted: Admitted, *, owner: str) -> Live:
-        """A running sandbox. Cancelled: leaves nothing, even when it was ready just then."""
+    async def create(self, admitted: Admitted, *, owner: str) -> SandboxRecord:
+        """A running sandbox, as it was when it became so; it may be killed before the caller looks. Cancelled: leaves nothing, even when it was ready just then."""
         attempt = _Attempt()
         making = self._errands.start(self._run(attempt, admitted, owner=owner))
         try:
@@ -85,26 +85,28 @@ class Creation:
         for attempt in self._attempts:
             attempt.abandon()
 
-    async def _take_back(self, attempt: _Attempt, making: asyncio.Task[Live]) -> None:
+    async def _take_back(self, attempt: _Attempt, making: asyncio.Task[SandboxRecord]) -> None:
         attempt.abandon()
         await asyncio.wait({making})
         if making.cancelled() or making.exception() is not None:
             return
-        live = making.result()
+        live = self._table.get(making.result().id)
+        if live is None:
+            return
         async with live.lock:
             if live.record.state.shown:
                 self._expiry.drop(live.record.id)
                 await self._table.move(live, State.KILLING, note="the caller of create went away")
                 await self._ending.free(live, final=State.KILLED, note="the caller of create went away")
 
-    async def _run(self, attempt: _Attempt, admitted: Admitted, *, owner: str) -> Live:
+    async def _run(self, attempt: _Attempt, admitted: Admitted, *, owner: str) -> SandboxRecord:
         self._attempts.add(attempt)
         try:
             record, request = _plan(admitted, owner=owner)
             live = await self._table.add(record, note="create")
             async with live.lock:
                 await self._make(attempt, live, admitted=admitted, request=request)
-            return live
+                return live.record
         finally:
             self._attempts.discard(attempt)
 

@@ -135,7 +135,7 @@ class Sandboxes:
         if self._stopping:
             raise Unavailable("the gateway is stopping", should_retry=True)
         admitted = await self._admission.admit(spec)
-        return (await self._creation.create(admitted, owner=caller.owner or DEFAULT_OWNER)).record
+        return await self._creation.create(admitted, owner=caller.owner or DEFAULT_OWNER)
 
     def take_back(self, record: SandboxRecord) -> None:
         """The answer of a create could not be delivered: nobody knows the sandbox, so it must not live (C12)."""
@@ -150,8 +150,8 @@ class Sandboxes:
         live = self._find(sandbox_id, caller)
         await self._errands.finish(self._kill(live, note="killed by request"))
 
-    async def set_timeout(self, sandbox_id: str, caller: Caller, *, timeout: int, extend_only: bool) -> int:
-        """The new end: now + ``timeout`` microseconds, within the longest life (C28 to C32)."""
+    async def set_timeout(self, sandbox_id: str, caller: Caller, *, timeout: int, extend_only: bool) -> SandboxRecord:
+        """With the new end: now + ``timeout`` microseconds, within the longest life (C28 to C32)."""
         live = self._shown(sandbox_id, caller)
         self._must_be_awake(live.record)
         return await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=extend_only))
@@ -167,8 +167,7 @@ class Sandboxes:
             raise Conflict(f"sandbox {live.record.id} is being killed")
         if not live.record.state.shown:
             raise SandboxNotFound.of(live.record.id)
-        await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=True))
-        return live.record
+        return await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=True))
 
     def _find(self, sandbox_id: str, caller: Caller) -> Live:
         """A sandbox that has not ended, in any state. Raises InvalidArgument, SandboxNotFound."""
@@ -192,7 +191,7 @@ class Sandboxes:
         if record.state not in {State.RUNNING, State.SNAPSHOTTING}:
             raise SandboxNotFound.of(record.id)
 
-    async def _set_timeout(self, live: Live, *, timeout: int, extend_only: bool) -> int:
+    async def _set_timeout(self, live: Live, *, timeout: int, extend_only: bool) -> SandboxRecord:
         async with live.lock:
             record = live.record
             self._must_be_awake(record)
@@ -206,7 +205,7 @@ class Sandboxes:
             if end != record.end_at:
                 await self._table.amend(live, end_at=end)
                 self._expiry.set(record.id, end)
-            return end
+            return live.record
 
     async def _kill(self, live: Live, *, note: str) -> None:
         async with live.lock:

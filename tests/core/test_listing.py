@@ -46,6 +46,7 @@ def walk(found: list[SandboxRecord], **query) -> list[list[SandboxRecord]]:
     while True:
         page = page_of(found, Query(page_token=token, **query))
         pages.append(page.records)
+        assert len(pages) <= len(found) + 1, "paging does not end"
         token = page.next_token
         if not token:
             return pages

@@ -417,6 +417,23 @@ class TestTimeout:
         await asyncio.sleep(1.3)
         assert made.id in world.boxes
 
+    async def test_extended_while_its_end_is_being_acted_on_it_lives_on(self, sandboxes, world, until):
+        caller = Caller(owner="o")
+        made = await sandboxes.create(CreateSpec(template="base", timeout=60_000_000), caller)
+        live = sandboxes._table.get(made.id)
+        async with live.lock:
+            extended = asyncio.create_task(
+                sandboxes.set_timeout(made.id, caller, timeout=90_000_000, extend_only=False)
+            )
+            await asyncio.sleep(0.01)
+            # The timer fires for the old end and queues behind the change that is waiting for the lock.
+            sandboxes._expired(made.id)
+            await asyncio.sleep(0.01)
+        end = (await extended).end_at
+        await sandboxes._errands.close(patience=20)
+        assert made.id in world.boxes
+        assert sandboxes.get(made.id, caller).end_at == end
+
     async def test_nothing_but_a_timeout_moves_the_end(self, core):
         made = await core.owner.create()
         for _ in range(5):

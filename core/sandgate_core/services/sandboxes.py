@@ -63,10 +63,10 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         if not request.HasField("timeout"):
             # An absent duration reads as zero, which would end the sandbox.
             raise InvalidArgument("timeout is missing")
-        end = await self._sandboxes.set_timeout(
+        record = await self._sandboxes.set_timeout(
             request.id, current(), timeout=_microseconds(request.timeout), extend_only=request.extend_only
         )
-        return sandboxes_pb2.SetTimeoutResponse(end_at=_timestamp(end))
+        return sandboxes_pb2.SetTimeoutResponse(end_at=self._message_of(record).end_at)
 
     async def Connect(self, request: sandboxes_pb2.ConnectRequest, context: Any) -> sandboxes_pb2.ConnectResponse:  # noqa: N802
         record = await self._sandboxes.connect(request.id, current(), timeout=_microseconds(request.timeout))
