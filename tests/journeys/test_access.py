@@ -33,7 +33,7 @@ def send(
 ) -> Answer:
     method, path, body = call
     headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "E2b-Sandbox-Port": "49983"}
-    headers["Content-Type"] = "application/octet-stream" if path.startswith("/files") else "application/json"
+    headers["Content-Type"] = "application/octet-stream" if path.startswith("/files?") else "application/json"
     if token is not None:
         headers["X-Access-Token"] = token
     return gateway.call(method, path, body, headers=headers)

@@ -237,7 +237,7 @@ ENDS_IN_THE_STREAM: list[tuple[str, Build, set[str]]] = [
 )
 def test_stream_ends_with_an_error(target: Target, build: Build, codes: set[str]) -> None:
     """Errors of a stream stand in its end frame under HTTP 200, or the JavaScript SDK misreads them (envd.md 2.7)."""
-    reply = target.send(build(target), half_close=True)
+    reply = target.send(build(target))
     assert reply.status == 200, reply
     assert reply.headers["content-type"].startswith("application/connect+")
     assert reply.end_error is not None

@@ -235,7 +235,7 @@ async function killWhileACommandRuns(sandbox) {
     () => [undefined, Date.now()],
     (error) => [error.constructor, Date.now()]
   )
-  await up
+  await Promise.race([up, ended])
   const killed = Date.now()
   assert.equal(await sandbox.kill(), true)
   const [kind, at] = await ended

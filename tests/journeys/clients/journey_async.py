@@ -256,6 +256,8 @@ async def kill_while_a_command_runs(sandbox: AsyncSandbox) -> None:
             await sandbox.commands.run("echo up; sleep 300", timeout=0, on_stdout=lambda _: started.set())
         except Exception as error:
             ended.append((time.monotonic(), type(error).__name__))
+        finally:
+            started.set()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(wait_for_command())
