@@ -101,9 +101,12 @@ class CoreClient:
         request = sandboxes_pb2.ConnectRequest(id=sandbox_id, timeout=_duration(timeout))
         return await self._call(self._sandboxes.Connect, request, _on_behalf(api_key, request_id))
 
-    async def locate(self, sandbox_id: str, *, request_id: str) -> Located:
-        """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist or is not to be woken."""
-        request = sandboxes_pb2.LocateRequest(id=sandbox_id)
+    async def locate(self, sandbox_id: str, *, request_id: str, agent_lost: bool = False) -> Located:
+        """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist or is not to be woken.
+
+        ``agent_lost``: a call could not be delivered there, so the core asks the backend whether the sandbox still exists.
+        """
+        request = sandboxes_pb2.LocateRequest(id=sandbox_id, agent_lost=agent_lost)
         metadata = (("internal-token", self._internal_token), ("request-id", request_id))
         reply = await self._read(self._sandboxes.Locate, request, metadata)
         if not reply.HasField("agent"):

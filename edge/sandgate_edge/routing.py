@@ -131,7 +131,7 @@ async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcErr
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return error_of(error)
     try:
-        await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID])
+        await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID], agent_lost=True)
     except SandboxNotFound:
         request.app[AGENTS].forget(located)
         if request.writer.output_size > 0:

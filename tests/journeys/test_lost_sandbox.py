@@ -1,0 +1,28 @@
+"""A sandbox that dies by itself is told as gone, and is not shown as running until its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from e2b import Sandbox, SandboxNotFoundException, TimeoutException
+
+from sandgate_testing.gateway import Gateway
+from sandgate_testing.leftovers import processes_of, sandboxes_of
+
+
+def test_sandbox_whose_processes_died_is_gone_for_every_call(gateway: Gateway) -> None:
+    sandbox = Sandbox.create(**gateway.sdk_options)
+    box = sandboxes_of(gateway.state_dir)[sandbox.sandbox_id]
+    for pid in processes_of(box):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended with its parent
+    with pytest.raises(TimeoutException):
+        sandbox.commands.run("echo served by nobody")
+    assert sandbox.is_running() is False
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.get_info()
+    assert not box.exists()
