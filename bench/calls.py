@@ -46,7 +46,7 @@ def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
         folder = Path(name)
         (folder / "file").write_text(_CONTENT)
         sandbox.files.write("file", _CONTENT)
-        yield _run_true(sandbox, rounds)
+        yield _run_true(sandbox, folder, rounds)
         yield _in_turns(
             "files.exists", "os.stat", lambda: sandbox.files.exists("file"), lambda: os.stat(folder / "file"), rounds
         )
@@ -86,13 +86,15 @@ def with_many_alive(gateway: Gateway, *, few: int, many: int, rounds: int) -> La
     return Latency(name=f"commands.run, {many} alive", baseline_name=f"{few} alive", rounds=times, baseline=baseline)
 
 
-def _run_true(sandbox: Sandbox, rounds: int) -> Latency:
+def _run_true(sandbox: Sandbox, home: Path, rounds: int) -> Latency:
+    """The same login shell on both sides: whose profile is long here would measure that profile."""
     plain = ["/bin/bash", "-l", "-c", "true"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
     return _in_turns(
         "commands.run('true')",
         "subprocess.run(bash -l -c true)",
         lambda: _true(sandbox),
-        lambda: subprocess.run(plain, check=True, capture_output=True),
+        lambda: subprocess.run(plain, check=True, capture_output=True, env=environment),
         rounds,
     )
 

@@ -85,8 +85,8 @@ def _table(rows: Sequence[dict[str, float | int | str]]) -> str:
         )
         for line in cells
     ]
-    rule = "-|-".join("-" * width for width in widths)
-    return "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
+    rule = "|".join("-" * (width + 2) for width in widths)
+    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
 
 
 def _text(value: float | str) -> str:

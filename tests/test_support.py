@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandgate_testing.gateway import wait_until
 from sandgate_testing.leftovers import processes_of, remains_of, sandboxes_of
 from sandgate_testing.raw_http import RawReply, envelope, envelopes
 from sandgate_testing.requirements import need
@@ -56,7 +57,7 @@ def test_process_inside_a_sandbox_is_found_by_its_root(tmp_path: Path) -> None:
     unprivileged = ["--unshare-user"] if os.geteuid() else []
     mounts = ["--ro-bind", "/", "/", "--proc", "/proc", "--bind", str(tmp_path / "inside"), "/mnt"]
     with running("bwrap", *unprivileged, "--unshare-pid", *mounts, "sh", "-c", "echo; cat; :"):
-        assert "cat" in processes_of(tmp_path).values()
+        wait_until(lambda: "cat" in processes_of(tmp_path).values())
 
 
 def test_process_is_found_by_where_it_works(tmp_path: Path) -> None:

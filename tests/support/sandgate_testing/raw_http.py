@@ -7,6 +7,7 @@ Connect envelopes as in docs/architecture.md: one flag byte, four bytes of lengt
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def request(method: str, target: str, headers: Mapping[str, str] | None = None, 
 
 
 def exchange(address: tuple[str, int], data: bytes, *, half_close: bool = False, timeout: float = 20) -> RawReply:
-    """Sends ``data`` on a connection of its own and reads until the server closes."""
+    """Sends ``data`` on a connection of its own and reads the answer to its end, or until the server closes."""
     with socket.create_connection(address, timeout=timeout) as connection:
         try:
             connection.sendall(data)
@@ -91,13 +92,21 @@ def envelopes(body: bytes) -> list[tuple[int, bytes]]:
 
 
 def _read_all(connection: socket.socket) -> bytes:
-    pieces: list[bytes] = []
+    received = bytearray()
     try:
-        while piece := connection.recv(1 << 16):
-            pieces.append(piece)
+        # A server that refuses a body goes on reading it for a while, so the end of the answer is not the end of the
+        # connection.
+        while not _is_complete(received) and (piece := connection.recv(1 << 16)):
+            received += piece
     except ConnectionResetError:
         pass
-    return b"".join(pieces)
+    return bytes(received)
+
+
+def _is_complete(received: bytearray) -> bool:
+    head, found, body = received.partition(b"\r\n\r\n")
+    announced = re.search(rb"^content-length: *(\d+) *\r?$", head, re.IGNORECASE | re.MULTILINE)
+    return bool(found) and announced is not None and len(body) >= int(announced[1])
 
 
 def _parse(data: bytes) -> RawReply:
