@@ -288,18 +288,24 @@ class ProcessEvent(google.protobuf.message.Message):
 
         PID_FIELD_NUMBER: builtins.int
         SEQ_FIELD_NUMBER: builtins.int
+        INCARNATION_FIELD_NUMBER: builtins.int
         pid: builtins.int
         seq: builtins.int
         """The number of the first piece of output that this stream delivers. Larger than a `from_seq` that was asked for:
         what lies between is not retained any more.
+        """
+        incarnation: builtins.int
+        """A number drawn for this process alone. Pids come round again, also in an agent that was started anew; who attaches
+        to a process a second time compares this.
         """
         def __init__(
             self,
             *,
             pid: builtins.int = ...,
             seq: builtins.int = ...,
+            incarnation: builtins.int = ...,
         ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["pid", b"pid", "seq", b"seq"]) -> None: ...
+        def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "pid", b"pid", "seq", b"seq"]) -> None: ...
 
     @typing.final
     class DataEvent(google.protobuf.message.Message):
@@ -334,10 +340,13 @@ class ProcessEvent(google.protobuf.message.Message):
         EXITED_FIELD_NUMBER: builtins.int
         STATUS_FIELD_NUMBER: builtins.int
         ERROR_FIELD_NUMBER: builtins.int
+        TIMED_OUT_FIELD_NUMBER: builtins.int
         exit_code: builtins.int
         exited: builtins.bool
         status: builtins.str
         error: builtins.str
+        timed_out: builtins.bool
+        """The time limit ended it. The stream of Start says so with its status; one that attached later has only this."""
         def __init__(
             self,
             *,
@@ -345,9 +354,10 @@ class ProcessEvent(google.protobuf.message.Message):
             exited: builtins.bool = ...,
             status: builtins.str = ...,
             error: builtins.str | None = ...,
+            timed_out: builtins.bool = ...,
         ) -> None: ...
         def HasField(self, field_name: typing.Literal["_error", b"_error", "error", b"error"]) -> builtins.bool: ...
-        def ClearField(self, field_name: typing.Literal["_error", b"_error", "error", b"error", "exit_code", b"exit_code", "exited", b"exited", "status", b"status"]) -> None: ...
+        def ClearField(self, field_name: typing.Literal["_error", b"_error", "error", b"error", "exit_code", b"exit_code", "exited", b"exited", "status", b"status", "timed_out", b"timed_out"]) -> None: ...
         def WhichOneof(self, oneof_group: typing.Literal["_error", b"_error"]) -> typing.Literal["error"] | None: ...
 
     @typing.final
