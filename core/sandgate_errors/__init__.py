@@ -6,7 +6,8 @@ caller can do about it::
 
     SandgateError
     |-- InvalidArgument          change the request
-    |   `-- CapabilityMissing    choose another backend, or do without
+    |   |-- CapabilityMissing    choose another backend, or do without
+    |   `-- RequestMismatch      what is repeated must be the same; use a new key for something else
     |-- Unauthenticated          give a valid key, token, signature or user
     |-- PermissionDenied         this caller may not, ever
     |-- NotFound                 no such thing, or not yours
@@ -43,6 +44,7 @@ __all__ = [
     "NoSpace",
     "NotFound",
     "PermissionDenied",
+    "RequestMismatch",
     "ResourceExhausted",
     "SandboxNotFound",
     "SandboxUnreachable",
@@ -87,6 +89,10 @@ class CapabilityMissing(InvalidArgument):
     @classmethod
     def of(cls, backend: str, capability: str) -> CapabilityMissing:
         return cls(f"backend '{backend}' does not offer {capability}")
+
+
+class RequestMismatch(InvalidArgument):
+    """The request claims to repeat an earlier one and differs from it."""
 
 
 class Unauthenticated(SandgateError):

@@ -27,6 +27,7 @@ from sandgate_errors import (
     NoSpace,
     NotFound,
     PermissionDenied,
+    RequestMismatch,
     ResourceExhausted,
     SandboxNotFound,
     SandboxUnreachable,
@@ -64,6 +65,7 @@ _KINDS: dict[grpc.StatusCode, type[SandgateError]] = {
 _REASONS: dict[str, type[SandgateError]] = {
     "unavailable": Unavailable,
     "capability_missing": CapabilityMissing,
+    "request_mismatch": RequestMismatch,
     "sandbox_not_found": SandboxNotFound,
     "no_space": NoSpace,
     "sandbox_unreachable": SandboxUnreachable,

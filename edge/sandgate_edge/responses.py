@@ -33,6 +33,7 @@ from sandgate_errors import (
     NoSpace,
     NotFound,
     PermissionDenied,
+    RequestMismatch,
     ResourceExhausted,
     SandboxNotFound,
     SandboxUnreachable,
@@ -73,6 +74,7 @@ class Meaning(NamedTuple):
 TABLE: dict[type[SandgateError], Meaning] = {
     InvalidArgument: Meaning(400, Code.INVALID_ARGUMENT, 400),
     CapabilityMissing: Meaning(400, Code.INVALID_ARGUMENT, 400),
+    RequestMismatch: Meaning(422, Code.INVALID_ARGUMENT, 400),
     Unauthenticated: Meaning(401, Code.UNAUTHENTICATED, 401),
     PermissionDenied: Meaning(403, Code.PERMISSION_DENIED, 403),
     NotFound: Meaning(404, Code.NOT_FOUND, 404),

@@ -18,7 +18,7 @@ from sandgate_core.records import NetworkRules, SandboxRecord
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.states import State
 from sandgate_core.tokens import Tokens
-from sandgate_errors import InvalidArgument
+from sandgate_errors import InvalidArgument, Unimplemented
 
 __all__ = ["SandboxService"]
 
@@ -71,6 +71,18 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     async def Connect(self, request: sandboxes_pb2.ConnectRequest, context: Any) -> sandboxes_pb2.ConnectResponse:  # noqa: N802
         record = await self._sandboxes.connect(request.id, current(), timeout=_microseconds(request.timeout))
         return sandboxes_pb2.ConnectResponse(sandbox=self._message_of(record), resumed=False)
+
+    async def Pause(self, request: sandboxes_pb2.PauseRequest, context: Any) -> sandboxes_pb2.PauseResponse:  # noqa: N802
+        raise Unimplemented("pausing is not offered by this gateway version")
+
+    async def Resume(self, request: sandboxes_pb2.ResumeRequest, context: Any) -> sandboxes_pb2.ResumeResponse:  # noqa: N802
+        raise Unimplemented("resuming is not offered by this gateway version")
+
+    async def GetMetrics(self, request: Any, context: Any) -> sandboxes_pb2.GetMetricsResponse:  # noqa: N802
+        raise Unimplemented("metrics are not offered by this gateway version")
+
+    async def GetEvents(self, request: Any, context: Any) -> sandboxes_pb2.GetEventsResponse:  # noqa: N802
+        raise Unimplemented("events are not offered by this gateway version")
 
     async def Locate(self, request: sandboxes_pb2.LocateRequest, context: Any) -> sandboxes_pb2.LocateResponse:  # noqa: N802
         caller = current()

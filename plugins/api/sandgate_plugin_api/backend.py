@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandgate_errors import CapabilityMissing
 from sandgate_plugin_api.records import Placement, SandboxRequest, Survivor, Template
 
 __all__ = ["Backend", "BackendContext", "Capability"]
@@ -24,9 +25,9 @@ __all__ = ["Backend", "BackendContext", "Capability"]
 class Capability(enum.StrEnum):
     """What a backend may offer beyond making and destroying. What it lacks, the core refuses by name."""
 
-    #: Stop all processes and keep them in memory.
+    #: Stop all processes and keep them in memory, and let them go on.
     PAUSE = "pause"
-    #: End all processes and keep the files.
+    #: End all processes, keep the files and start anew on them.
     PAUSE_FILESYSTEM = "filesystem-only pause"
     SNAPSHOT = "snapshots"
     FORK = "fork"
@@ -96,12 +97,16 @@ class Backend(abc.ABC):
     async def locate(self, handle: Mapping[str, object]) -> Placement | None:
         """Where the sandbox of a stored handle is now; None when it does not exist any more.
 
-        Called after a restart of the core, and when an agent stopped answering. Repeats are harmless.
+        Called after a restart of the core, and when an agent stopped answering; never for a paused sandbox. Repeats are
+        harmless.
         """
 
     @abc.abstractmethod
     async def survey(self) -> Sequence[Survivor]:
-        """Everything of this gateway that exists, remembered or not, whole or half made. Called after every start."""
+        """Everything of this gateway that exists: remembered or not, whole or half made, running or paused.
+
+        Called after every start.
+        """
 
     @abc.abstractmethod
     async def destroy(self, handle: Mapping[str, object]) -> None:
@@ -111,7 +116,40 @@ class Backend(abc.ABC):
         caller is cancelled.
         """
 
+    async def pause(self, handle: Mapping[str, object], *, memory: bool) -> Mapping[str, object]:
+        """Stop the sandbox and keep it until :meth:`resume` or :meth:`destroy`; the returned handle replaces the given.
+
+        ``memory`` True (:attr:`Capability.PAUSE`): its processes keep their memory, pids and open files, and run no
+        instruction once this has returned; the agent is stopped like the others. False
+        (:attr:`Capability.PAUSE_FILESYSTEM`): its processes have ended when this returns, its files stay.
+
+        May be repeated, as after a crash of the core: for a sandbox that is paused already it is success, also for one
+        that was stopped half way. With ``memory`` False on one that is paused with its memory, that memory is given up.
+        Failed: the sandbox runs as before. Cancelled: either it runs or it is paused, never in between.
+
+        Raises NotFound (there is no such sandbox any more), Unavailable (it cannot be stopped now).
+        """
+        raise _missing(self, memory=memory)
+
+    async def resume(self, handle: Mapping[str, object]) -> Placement:
+        """Let a paused sandbox run again, and return once its agent accepts connections.
+
+        After a pause with memory everything goes on where it was, the agent included. After one without, the sandbox
+        starts anew on its files: another agent, which the core then tells who it is, and another boot id. A sandbox
+        that runs is success. Failed or cancelled: it is paused as before.
+
+        Raises NotFound (there is no such sandbox any more), DataLoss (its memory is gone, as after a restart of the
+        machine; its files are there, and :meth:`pause` without memory makes it ready to start anew), Unavailable or
+        ResourceExhausted (not now).
+        """
+        raise _missing(self, memory=True)
+
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
         """What ``sandgate doctor`` prints: (what, works, how it is or how to mend it). May take a second; blocks."""
         return ()
+
+
+def _missing(backend: Backend, *, memory: bool) -> CapabilityMissing:
+    capability = Capability.PAUSE if memory else Capability.PAUSE_FILESYSTEM
+    return CapabilityMissing.of(backend.name, capability.value)

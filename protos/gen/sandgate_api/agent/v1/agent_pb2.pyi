@@ -281,3 +281,43 @@ class MetricsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cpu_count", b"cpu_count", "cpu_used_pct", b"cpu_used_pct", "disk_total", b"disk_total", "disk_used", b"disk_used", "mem_cache", b"mem_cache", "mem_total", b"mem_total", "mem_used", b"mem_used", "time", b"time"]) -> None: ...
 
 Global___MetricsResponse: typing_extensions.TypeAlias = MetricsResponse
+
+@typing.final
+class SuspendRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SuspendRequest: typing_extensions.TypeAlias = SuspendRequest
+
+@typing.final
+class SuspendResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___SuspendResponse: typing_extensions.TypeAlias = SuspendResponse
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse

@@ -61,6 +61,30 @@ ON_TIMEOUT_KILL: OnTimeout.ValueType  # 1
 ON_TIMEOUT_PAUSE: OnTimeout.ValueType  # 2
 Global___OnTimeout: typing_extensions.TypeAlias = OnTimeout
 
+class _PauseMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PauseModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PauseMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
+    """It is not paused."""
+    PAUSE_MODE_FULL: _PauseMode.ValueType  # 1
+    """Files and processes."""
+    PAUSE_MODE_FILESYSTEM: _PauseMode.ValueType  # 2
+    """Files only: a resume starts the sandbox anew."""
+
+class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
+    """What is kept of a paused sandbox."""
+
+PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
+"""It is not paused."""
+PAUSE_MODE_FULL: PauseMode.ValueType  # 1
+"""Files and processes."""
+PAUSE_MODE_FILESYSTEM: PauseMode.ValueType  # 2
+"""Files only: a resume starts the sandbox anew."""
+Global___PauseMode: typing_extensions.TypeAlias = PauseMode
+
 class _Order:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -165,6 +189,8 @@ class Sandbox(google.protobuf.message.Message):
     NETWORK_FIELD_NUMBER: builtins.int
     ENVD_VERSION_FIELD_NUMBER: builtins.int
     ACCESS_TOKEN_FIELD_NUMBER: builtins.int
+    PAUSE_MODE_FIELD_NUMBER: builtins.int
+    AGENT_UNRESPONSIVE_AT_PAUSE_FIELD_NUMBER: builtins.int
     id: builtins.str
     """`i` and 20 of [a-z0-9]."""
     template_id: builtins.str
@@ -178,6 +204,9 @@ class Sandbox(google.protobuf.message.Message):
     """What the SDKs read their features from."""
     access_token: builtins.str
     """The data-plane token; empty when the sandbox is not secured."""
+    pause_mode: Global___PauseMode.ValueType
+    agent_unresponsive_at_pause: builtins.bool
+    """The agent gave no answer when the sandbox was paused; it may not after a resume either."""
     @property
     def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """From readiness, not from the request."""
@@ -208,9 +237,11 @@ class Sandbox(google.protobuf.message.Message):
         network: Global___NetworkRules | None = ...,
         envd_version: builtins.str = ...,
         access_token: builtins.str = ...,
+        pause_mode: Global___PauseMode.ValueType = ...,
+        agent_unresponsive_at_pause: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["end_at", b"end_at", "network", b"network", "resources", b"resources", "started_at", b"started_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "agent_unresponsive_at_pause", b"agent_unresponsive_at_pause", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_mode", b"pause_mode", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id"]) -> None: ...
 
 Global___Sandbox: typing_extensions.TypeAlias = Sandbox
 
@@ -260,6 +291,7 @@ class CreateRequest(google.protobuf.message.Message):
     AUTO_RESUME_FIELD_NUMBER: builtins.int
     NETWORK_FIELD_NUMBER: builtins.int
     PAUSE_MEMORY_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     template_id: builtins.str
     secure: builtins.bool
     allow_internet_access: builtins.bool
@@ -269,6 +301,10 @@ class CreateRequest(google.protobuf.message.Message):
     auto_resume: builtins.bool
     pause_memory: builtins.bool
     """False: a pause at the end keeps the files only. Absent: true."""
+    idempotency_key: builtins.str
+    """1 to 255 of [a-z0-9-]. The same key again (of the same owner) answers with the same sandbox; with another request it
+    is INVALID_ARGUMENT, while the first is under way ABORTED. The sandbox then outlives a caller that goes away.
+    """
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
         """From readiness. Must be at least one second."""
@@ -292,9 +328,10 @@ class CreateRequest(google.protobuf.message.Message):
         auto_resume: builtins.bool = ...,
         network: Global___NetworkRules | None = ...,
         pause_memory: builtins.bool | None = ...,
+        idempotency_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_allow_internet_access", b"_allow_internet_access", "_pause_memory", b"_pause_memory", "allow_internet_access", b"allow_internet_access", "network", b"network", "pause_memory", b"pause_memory", "timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_allow_internet_access", b"_allow_internet_access", "_pause_memory", b"_pause_memory", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "envs", b"envs", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_memory", b"pause_memory", "secure", b"secure", "template_id", b"template_id", "timeout", b"timeout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_allow_internet_access", b"_allow_internet_access", "_pause_memory", b"_pause_memory", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "envs", b"envs", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_memory", b"pause_memory", "secure", b"secure", "template_id", b"template_id", "timeout", b"timeout"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_allow_internet_access", b"_allow_internet_access"]) -> typing.Literal["allow_internet_access"] | None: ...
     @typing.overload
@@ -514,7 +551,10 @@ class ConnectRequest(google.protobuf.message.Message):
 
     ID_FIELD_NUMBER: builtins.int
     TIMEOUT_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
     id: builtins.str
+    memory: builtins.bool
+    """False: a paused sandbox is started anew from its files, its processes are given up. Absent: true."""
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration: ...
     def __init__(
@@ -522,9 +562,11 @@ class ConnectRequest(google.protobuf.message.Message):
         *,
         id: builtins.str = ...,
         timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        memory: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "timeout", b"timeout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory", b"_memory", "memory", b"memory", "timeout", b"timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory", b"_memory", "id", b"id", "memory", b"memory", "timeout", b"timeout"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_memory", b"_memory"]) -> typing.Literal["memory"] | None: ...
 
 Global___ConnectRequest: typing_extensions.TypeAlias = ConnectRequest
 
@@ -550,21 +592,286 @@ class ConnectResponse(google.protobuf.message.Message):
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse
 
 @typing.final
+class PauseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    REQUIRE_HEALTHY_AGENT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    memory: builtins.bool
+    """False: keep the files only. Absent: true."""
+    require_healthy_agent: builtins.bool
+    """UNAVAILABLE, and nothing is paused, when the agent does not answer."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        memory: builtins.bool | None = ...,
+        require_healthy_agent: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory", b"_memory", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory", b"_memory", "id", b"id", "memory", b"memory", "require_healthy_agent", b"require_healthy_agent"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_memory", b"_memory"]) -> typing.Literal["memory"] | None: ...
+
+Global___PauseRequest: typing_extensions.TypeAlias = PauseRequest
+
+@typing.final
+class PauseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_FIELD_NUMBER: builtins.int
+    @property
+    def sandbox(self) -> Global___Sandbox: ...
+    def __init__(
+        self,
+        *,
+        sandbox: Global___Sandbox | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> None: ...
+
+Global___PauseResponse: typing_extensions.TypeAlias = PauseResponse
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    ON_TIMEOUT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    memory: builtins.bool
+    """As in ConnectRequest."""
+    on_timeout: Global___OnTimeout.ValueType
+    """Present: what happens at the end from now on."""
+    @property
+    def timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        memory: builtins.bool | None = ...,
+        on_timeout: Global___OnTimeout.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory", b"_memory", "memory", b"memory", "timeout", b"timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory", b"_memory", "id", b"id", "memory", b"memory", "on_timeout", b"on_timeout", "timeout", b"timeout"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_memory", b"_memory"]) -> typing.Literal["memory"] | None: ...
+
+Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_FIELD_NUMBER: builtins.int
+    @property
+    def sandbox(self) -> Global___Sandbox: ...
+    def __init__(
+        self,
+        *,
+        sandbox: Global___Sandbox | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> None: ...
+
+Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse
+
+@typing.final
+class GetMetricsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    LATEST_FIELD_NUMBER: builtins.int
+    latest: builtins.bool
+    """Only the newest sample of each."""
+    @property
+    def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """1 to 100."""
+
+    @property
+    def since(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Inclusive; absent: from the start."""
+
+    @property
+    def until(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Inclusive; absent: to now."""
+
+    def __init__(
+        self,
+        *,
+        ids: collections.abc.Iterable[builtins.str] | None = ...,
+        since: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        until: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        latest: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["since", b"since", "until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids", "latest", b"latest", "since", b"since", "until", b"until"]) -> None: ...
+
+Global___GetMetricsRequest: typing_extensions.TypeAlias = GetMetricsRequest
+
+@typing.final
+class MetricsSample(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: builtins.int
+    CPU_COUNT_FIELD_NUMBER: builtins.int
+    CPU_USED_PCT_FIELD_NUMBER: builtins.int
+    MEM_TOTAL_FIELD_NUMBER: builtins.int
+    MEM_USED_FIELD_NUMBER: builtins.int
+    MEM_CACHE_FIELD_NUMBER: builtins.int
+    DISK_USED_FIELD_NUMBER: builtins.int
+    DISK_TOTAL_FIELD_NUMBER: builtins.int
+    cpu_count: builtins.int
+    cpu_used_pct: builtins.float
+    """Percent of all CPUs together, 0 to 100."""
+    mem_total: builtins.int
+    """Bytes."""
+    mem_used: builtins.int
+    mem_cache: builtins.int
+    disk_used: builtins.int
+    disk_total: builtins.int
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        cpu_count: builtins.int = ...,
+        cpu_used_pct: builtins.float = ...,
+        mem_total: builtins.int = ...,
+        mem_used: builtins.int = ...,
+        mem_cache: builtins.int = ...,
+        disk_used: builtins.int = ...,
+        disk_total: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_count", b"cpu_count", "cpu_used_pct", b"cpu_used_pct", "disk_total", b"disk_total", "disk_used", b"disk_used", "mem_cache", b"mem_cache", "mem_total", b"mem_total", "mem_used", b"mem_used", "time", b"time"]) -> None: ...
+
+Global___MetricsSample: typing_extensions.TypeAlias = MetricsSample
+
+@typing.final
+class SandboxMetrics(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    @property
+    def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MetricsSample]: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        samples: collections.abc.Iterable[Global___MetricsSample] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "samples", b"samples"]) -> None: ...
+
+Global___SandboxMetrics: typing_extensions.TypeAlias = SandboxMetrics
+
+@typing.final
+class GetMetricsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOXES_FIELD_NUMBER: builtins.int
+    @property
+    def sandboxes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SandboxMetrics]: ...
+    def __init__(
+        self,
+        *,
+        sandboxes: collections.abc.Iterable[Global___SandboxMetrics] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sandboxes", b"sandboxes"]) -> None: ...
+
+Global___GetMetricsResponse: typing_extensions.TypeAlias = GetMetricsResponse
+
+@typing.final
+class GetEventsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+
+Global___GetEventsRequest: typing_extensions.TypeAlias = GetEventsRequest
+
+@typing.final
+class SandboxEvent(google.protobuf.message.Message):
+    """One change of a sandbox's state."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: builtins.int
+    FROM_STATE_FIELD_NUMBER: builtins.int
+    TO_STATE_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
+    from_state: builtins.str
+    """The state's name, for example `running`; empty for the first."""
+    to_state: builtins.str
+    note: builtins.str
+    """Why, in one line for people."""
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        from_state: builtins.str = ...,
+        to_state: builtins.str = ...,
+        note: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["from_state", b"from_state", "note", b"note", "time", b"time", "to_state", b"to_state"]) -> None: ...
+
+Global___SandboxEvent: typing_extensions.TypeAlias = SandboxEvent
+
+@typing.final
+class GetEventsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SandboxEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[Global___SandboxEvent] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+Global___GetEventsResponse: typing_extensions.TypeAlias = GetEventsResponse
+
+@typing.final
 class LocateRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
     AGENT_LOST_FIELD_NUMBER: builtins.int
+    WAKE_FIELD_NUMBER: builtins.int
     id: builtins.str
     agent_lost: builtins.bool
     """The caller's last call to this agent could not be delivered: look whether the sandbox still exists."""
+    wake: builtins.bool
+    """Resume the sandbox if it is paused and may be woken by traffic. Set only after the caller's right to reach the sandbox
+    was checked: a wrong token must not wake it.
+    """
     def __init__(
         self,
         *,
         id: builtins.str = ...,
         agent_lost: builtins.bool = ...,
+        wake: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_lost", b"agent_lost", "id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_lost", b"agent_lost", "id", b"id", "wake", b"wake"]) -> None: ...
 
 Global___LocateRequest: typing_extensions.TypeAlias = LocateRequest
 
@@ -597,7 +904,9 @@ class LocateResponse(google.protobuf.message.Message):
     @property
     def sandbox(self) -> Global___Sandbox: ...
     @property
-    def agent(self) -> Global___AgentAddress: ...
+    def agent(self) -> Global___AgentAddress:
+        """Absent: the sandbox is paused and may be woken, by the same question with `wake`."""
+
     def __init__(
         self,
         *,

@@ -64,6 +64,26 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/Pause',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/Resume',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/GetMetrics',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
+        self.GetEvents = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/GetEvents',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsResponse.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/sandgate_api.core.v1.SandboxService/Locate',
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
@@ -107,7 +127,36 @@ class SandboxServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request, context):
-        """The same sandbox again, its end no earlier than now + timeout.
+        """The same sandbox again, awake, its end no earlier than now + timeout. Waits for a pause that is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Answers when nothing of the sandbox runs any more and all that is to be kept is kept. FAILED_PRECONDITION when it is
+        paused already; calls at the same time join one pause.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """The older form of Connect: FAILED_PRECONDITION when it is not paused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMetrics(self, request, context):
+        """What sandboxes used while they ran, oldest first. Unknown ids have no entry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEvents(self, request, context):
+        """What happened to a sandbox, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +201,26 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'GetEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEvents,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsResponse.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -321,6 +390,114 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/Connect',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/Pause',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/Resume',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/GetMetrics',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/GetEvents',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.GetEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

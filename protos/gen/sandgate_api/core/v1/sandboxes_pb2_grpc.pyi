@@ -125,6 +125,70 @@ _SandboxServiceConnectType = typing_extensions.TypeVar(
     ],
 )
 
+_SandboxServicePauseType = typing_extensions.TypeVar(
+    '_SandboxServicePauseType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+        sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+        sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+        sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+    ],
+)
+
+_SandboxServiceResumeType = typing_extensions.TypeVar(
+    '_SandboxServiceResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+    ],
+)
+
+_SandboxServiceGetMetricsType = typing_extensions.TypeVar(
+    '_SandboxServiceGetMetricsType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+    ],
+)
+
+_SandboxServiceGetEventsType = typing_extensions.TypeVar(
+    '_SandboxServiceGetEventsType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
+    ],
+)
+
 _SandboxServiceLocateType = typing_extensions.TypeVar(
     '_SandboxServiceLocateType',
     grpc.UnaryUnaryMultiCallable[
@@ -141,7 +205,7 @@ _SandboxServiceLocateType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServiceLocateType]):
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -167,6 +231,22 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.ConnectRequest,
             sandgate_api.core.v1.sandboxes_pb2.ConnectResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+            sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
@@ -201,6 +281,22 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.ConnectResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+            sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
         ],
@@ -219,7 +315,21 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
     SetTimeout: _SandboxServiceSetTimeoutType
 
     Connect: _SandboxServiceConnectType
-    """The same sandbox again, its end no earlier than now + timeout."""
+    """The same sandbox again, awake, its end no earlier than now + timeout. Waits for a pause that is under way."""
+
+    Pause: _SandboxServicePauseType
+    """Answers when nothing of the sandbox runs any more and all that is to be kept is kept. FAILED_PRECONDITION when it is
+    paused already; calls at the same time join one pause.
+    """
+
+    Resume: _SandboxServiceResumeType
+    """The older form of Connect: FAILED_PRECONDITION when it is not paused."""
+
+    GetMetrics: _SandboxServiceGetMetricsType
+    """What sandboxes used while they ran, oldest first. Unknown ids have no entry."""
+
+    GetEvents: _SandboxServiceGetEventsType
+    """What happened to a sandbox, oldest first."""
 
     Locate: _SandboxServiceLocateType
     """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
@@ -248,6 +358,22 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.ConnectRequest,
         sandgate_api.core.v1.sandboxes_pb2.ConnectResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+        sandgate_api.core.v1.sandboxes_pb2.PauseResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
@@ -299,7 +425,41 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: sandgate_api.core.v1.sandboxes_pb2.ConnectRequest,
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.ConnectResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.ConnectResponse]]:
-        """The same sandbox again, its end no earlier than now + timeout."""
+        """The same sandbox again, awake, its end no earlier than now + timeout. Waits for a pause that is under way."""
+
+    @abc.abstractmethod
+    def Pause(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.PauseResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.PauseResponse]]:
+        """Answers when nothing of the sandbox runs any more and all that is to be kept is kept. FAILED_PRECONDITION when it is
+        paused already; calls at the same time join one pause.
+        """
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.ResumeResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.ResumeResponse]]:
+        """The older form of Connect: FAILED_PRECONDITION when it is not paused."""
+
+    @abc.abstractmethod
+    def GetMetrics(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.GetMetricsResponse]]:
+        """What sandboxes used while they ran, oldest first. Unknown ids have no entry."""
+
+    @abc.abstractmethod
+    def GetEvents(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.GetEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.GetEventsResponse]]:
+        """What happened to a sandbox, oldest first."""
 
     @abc.abstractmethod
     def Locate(
