@@ -15,6 +15,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -57,6 +58,7 @@ T = TypeVar("T")
 
 # Boxes made ahead are named after nobody; a sandbox's id begins with "i".
 _WARM_PREFIX = "w"
+_REMOVALS_AT_ONCE = 4
 _NO_ROOM = {errno.EAGAIN: "processes", errno.EMFILE: "open files", errno.ENFILE: "open files", errno.ENOMEM: "memory"}
 
 
@@ -73,6 +75,8 @@ class ProcessBackend(Backend):
         self._warm: WarmPool[Box] | None = None
         #: Names of the boxes that are the pool's: made or being made, and given to nobody.
         self._spare: set[str] = set()
+        # Of their own: removing what a sandbox has filled may take long, and must not keep others from being made.
+        self._removals = ThreadPoolExecutor(max_workers=_REMOVALS_AT_ONCE, thread_name_prefix="box-removal")
         self._locks: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -85,7 +89,10 @@ class ProcessBackend(Backend):
         self._isolation = self._isolations[self._settings.isolation]
         if self._isolation.can_cut_network:
             self.capabilities = frozenset({Capability.NO_INTERNET})
-        await asyncio.to_thread(self._prepare)
+        try:
+            await asyncio.to_thread(self._prepare)
+        except OSError as error:
+            raise FailedPrecondition(f"backend 'process' cannot get ready: {error}") from error
         self._template = Template(id="base", resources=_visible_resources(self._context.state_dir))
         self._warm = WarmPool(self._settings.warm, make=self._make_warm, discard=self._erase)
         self._warm.open()
@@ -93,7 +100,7 @@ class ProcessBackend(Backend):
     def _prepare(self) -> None:
         self._shelf.open()
         self._bundle = bundle.make(self._context.state_dir)
-        self._isolation.check(self._bundle)
+        self._isolation.check(self._bundle, (self._context.state_dir, self._context.runtime_dir))
         self._clear_warm()
         records = [record for box in self._shelf.all() if (record := box.read()) is not None]
         self._bases = {record.base for record in records if record.base is not None}
@@ -113,6 +120,7 @@ class ProcessBackend(Backend):
         if self._warm is not None:
             await self._warm.close()
         self._children.close()
+        self._removals.shutdown(wait=False)
 
     async def templates(self) -> Sequence[Template]:
         return (self._template,)
@@ -246,7 +254,8 @@ class ProcessBackend(Backend):
 
     async def _erase(self, box: Box, record: Record | None = None) -> None:
         """End the processes of a box and remove its files. ``record`` stands in for one that was never written."""
-        record = await asyncio.to_thread(self._clear, box, record)
+        loop = asyncio.get_running_loop()
+        record = await loop.run_in_executor(self._removals, self._clear, box, record)
         self._give_base_back(record)
         self._spare.discard(box.name)
 
@@ -281,7 +290,7 @@ class ProcessBackend(Backend):
 
 def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[str, bool, str]]:
     def try_one() -> str:
-        isolation.check(bundle.make(folder))
+        isolation.check(bundle.make(folder), ())
         return isolation.describe()
 
     rows: list[tuple[str, bool, str]] = []

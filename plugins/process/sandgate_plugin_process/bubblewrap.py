@@ -18,7 +18,6 @@ import os
 import random
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from sandgate_plugin_process import rootfs
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.isolation import interpreter
 from sandgate_plugin_process.pids import end, end_all, marked_by, names_itself
+from sandgate_plugin_process.removal import remove_tree
 from sandgate_plugin_process.starting import Descriptor, Program, Started, start
 
 __all__ = ["Bubblewrap"]
@@ -97,17 +97,23 @@ class Bubblewrap:
             return "works as root: each sandbox has user ids of its own"
         return "works without privileges: sandboxes share the gateway's user id, in namespaces of their own"
 
-    def check(self, bundle: Path) -> None:
+    def check(self, bundle: Path, private: Sequence[Path]) -> None:
         if self._as_root:
             _check_root()
-        with tempfile.TemporaryDirectory(prefix="sandgate-check-") as folder:
-            box = Box("check", Path(folder), Path(folder, "run"))
-            record = Record.fresh(
-                sandbox_id="", isolation=self.name, bundle=bundle.name, base=self.base_for(set()), internet=False
-            )
-            box.runtime.mkdir()
+        _check_places(private)
+        folder = bundle.parent / "check"
+        # One that was interrupted.
+        remove_tree(folder)
+        box = Box("check", folder, folder / "run")
+        record = Record.fresh(
+            sandbox_id="", isolation=self.name, bundle=bundle.name, base=self.base_for(set()), internet=False
+        )
+        try:
+            box.runtime.mkdir(parents=True)
             self.furnish(box, record)
             done = self._run_check(box, record, bundle)
+        finally:
+            remove_tree(folder)
         if '"ready": true' not in done.stdout:
             said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
             raise FailedPrecondition(f"bubblewrap does not work here ({said}): {_hint(said)}, {_OTHERWISE}")
@@ -141,7 +147,7 @@ class Bubblewrap:
 
     def furnish(self, box: Box, record: Record) -> None:
         owners = rootfs.Owners(record.base)
-        rootfs.build(box.rootfs, owners, internet=record.internet)
+        rootfs.build(box.rootfs, owners, internet=record.internet, shared=_shared())
         box.inner_socket_folder.mkdir(mode=0o700)
         owners.give(box.inner_socket_folder, 0)
 
@@ -195,11 +201,10 @@ class Bubblewrap:
 
     def _mounts(self, box: Box, bundle: Path) -> Iterator[str]:
         yield from ("--bind", str(box.rootfs), "/")
-        for source, target in rootfs.binds():
-            yield from ("--ro-bind", source, target)
+        for source, target in _shared():
+            # What is taken from the host's /etc is there if the host has it; it may lose it any time.
+            yield from ("--ro-bind-try" if target.startswith("/etc/") else "--ro-bind", source, target)
         yield from ("--ro-bind", str(bundle), _AGENT)
-        if (home := _foreign_python()) is not None:
-            yield from ("--ro-bind", str(home), _PYTHON)
         yield from ("--bind", str(box.inner_socket_folder), _SOCKETS)
         yield from ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108
         yield from ("--chdir", "/")
@@ -213,6 +218,20 @@ def _environment() -> Iterator[str]:
         yield from ("--setenv", "LD_LIBRARY_PATH", f"{_PYTHON}/lib")
 
 
+def _shared() -> Sequence[tuple[str, str]]:
+    """(host path, path in the sandbox) of all that every sandbox sees of the host."""
+    home = _foreign_python()
+    if home is None:
+        return rootfs.binds()
+    # Not its whole folder: an interpreter may have been installed right into somebody's home.
+    program = interpreter()
+    return (
+        *rootfs.binds(),
+        (str(program), f"{_PYTHON}/bin/{program.name}"),
+        (str(home / "lib"), f"{_PYTHON}/lib"),
+    )
+
+
 def _foreign_python() -> Path | None:
     """The installation of the interpreter when the sandbox does not see it as part of /usr."""
     home = interpreter().parent.parent
@@ -223,6 +242,17 @@ def _python() -> list[str]:
     program = interpreter()
     inner = str(program) if _foreign_python() is None else f"{_PYTHON}/bin/{program.name}"
     return [inner, "-I", "-S", "-X", "utf8", _AGENT]
+
+
+def _check_places(private: Sequence[Path]) -> None:
+    """Raises FailedPrecondition when a folder of the gateway lies in what sandboxes see of the host.
+
+    Without ids of its own a sandbox could read there whatever the gateway can: other sandboxes and their tokens.
+    """
+    for place in private:
+        for source, _ in _shared():
+            if place.resolve().is_relative_to(source):
+                raise FailedPrecondition(f"{place} is in {source}, which every sandbox can see: choose another place")
 
 
 def _check_root() -> None:

@@ -13,7 +13,7 @@ The backend starts ``python <bundle> [how]``; this file is the bundle's ``__main
 (nothing)
     bubblewrap has made a user namespace already.
 
-``probe`` in front of it does all that and ends before the agent would start.
+``probe`` in front of it does all that, loads gRPC and ends before the agent would start.
 
 Runs before anything of the sandbox's user, with nothing but the standard library, and forks only before gRPC is loaded.
 """
@@ -51,6 +51,9 @@ def main() -> None:
         if probe:
             _try_nested_user()
     if probe:
+        # Of all that the agent needs, the part that can fail for want of a library of the system.
+        import grpc.aio  # noqa: F401
+
         sys.stdout.write('{"ready": true}\n')
         return
     del sys.argv[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,8 +22,11 @@ class Isolation(Protocol):
     #: Whether a sandbox can be made without network.
     can_cut_network: bool
 
-    def check(self, bundle: Path) -> None:
-        """Try it. Raises FailedPrecondition with one line that says how to mend it."""
+    def check(self, bundle: Path, private: Sequence[Path]) -> None:
+        """Try it, beside ``bundle``; ``private`` are folders that no sandbox may see.
+
+        Raises FailedPrecondition with one line that says how to mend it.
+        """
 
     def base_for(self, taken: set[int]) -> int | None:
         """The first of a new box's outer ids, none of ``taken``; None where boxes have no ids of their own."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+from sandgate_errors import FailedPrecondition
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.isolation import interpreter
 from sandgate_plugin_process.pids import ProcessId, descendants, end_all, marked_by, was_given
@@ -20,6 +23,7 @@ __all__ = ["Plain"]
 
 _log = logging.getLogger(__name__)
 
+_CHECK_LIMIT_SECONDS = 30.0
 _MARK = "SANDGATE_BOX"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -30,8 +34,21 @@ class Plain:
     name = "none"
     can_cut_network = False
 
-    def check(self, bundle: Path) -> None:
-        del bundle
+    def check(self, bundle: Path, private: Sequence[Path]) -> None:
+        del private
+        try:
+            done = subprocess.run(
+                [*_python(bundle), "probe", "keep"],
+                capture_output=True,
+                text=True,
+                timeout=_CHECK_LIMIT_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise FailedPrecondition(f"the agent's interpreter cannot be started: {error}") from None
+        if '"ready": true' not in done.stdout:
+            said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+            raise FailedPrecondition(f"the agent's library does not work: {said}")
         _log.warning(
             "isolation is 'none': code in a sandbox can read and change whatever user id %d can; trusted code only",
             os.geteuid(),
@@ -47,11 +64,11 @@ class Plain:
             home.mkdir(mode=0o700)
 
     def start(self, box: Box, record: Record, bundle: Path) -> Started:
-        python = str(interpreter())
+        python = _python(bundle)
         return start(
             Program(
-                executable=python,
-                argv=[python, "-I", "-S", "-X", "utf8", str(bundle), "keep"],
+                executable=python[0],
+                argv=[*python, "keep"],
                 env={"PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", _MARK: record.mark},
             ),
             first_line={
@@ -74,6 +91,10 @@ class Plain:
         given = was_given(f"{_MARK}={record.mark}")
         # Marked ones are roots too: the keeper may be gone, or never have been recorded.
         end_all(lambda: descendants(roots | marked_by(given)), last=keeper)
+
+
+def _python(bundle: Path) -> list[str]:
+    return [str(interpreter()), "-I", "-S", "-X", "utf8", str(bundle)]
 
 
 def _homes(box: Box) -> dict[str, Path]:

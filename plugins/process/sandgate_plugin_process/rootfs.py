@@ -8,7 +8,7 @@ need to run. Files of ``/etc`` that differ between machines, hold secrets or nam
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,6 @@ _DIRECTORIES: tuple[tuple[str, int, int], ...] = (
     ("run/lock", 0o1777, _ROOT_ID),
     ("run/sandgate", 0o755, _ROOT_ID),
     ("run/sandgate/agent", 0o755, _ROOT_ID),
-    ("run/sandgate/python", 0o755, _ROOT_ID),
     ("run/sandgate/socket", 0o700, _ROOT_ID),
     ("srv", 0o755, _ROOT_ID),
     ("tmp", 0o1777, _ROOT_ID),
@@ -166,8 +165,8 @@ class Owners:
             os.chown(path, self.base + inner, self.base + inner, follow_symlinks=False)
 
 
-def build(root: Path, owners: Owners, *, internet: bool) -> None:
-    """Make the skeleton at ``root``, which must not exist. Blocks."""
+def build(root: Path, owners: Owners, *, internet: bool, shared: Iterable[tuple[str, str]]) -> None:
+    """Make the skeleton at ``root``, which must not exist, with a mount point for each of ``shared``. Blocks."""
     for name, mode, inner in _DIRECTORIES:
         path = root / name
         path.mkdir()
@@ -182,7 +181,7 @@ def build(root: Path, owners: Owners, *, internet: bool) -> None:
     for name, content in _host_files().items():
         _write(root / name, content, owners, _ROOT_ID)
     _write(root / "etc/resolv.conf", _resolver() if internet else b"", owners, _ROOT_ID)
-    for source, target in binds():
+    for source, target in shared:
         _mount_point(root, target, owners, is_folder=os.path.isdir(source))
 
 

@@ -162,9 +162,12 @@ def _readable(content: bytes, stack: contextlib.ExitStack) -> int:
 def _read_init(info: int) -> ProcessId:
     """The process that bubblewrap names as ``child-pid`` in one JSON object."""
     deadline = time.monotonic() + START_LIMIT_SECONDS
+    # Not select(2): the core may well hold more than 1024 descriptors.
+    poll = select.poll()
+    poll.register(info, select.POLLIN)
     text = b""
     while not text.rstrip().endswith(b"}"):
-        ready, _, _ = select.select([info], [], [], max(0.0, deadline - time.monotonic()))
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         piece = os.read(info, 4096) if ready else b""
         if not piece:
             raise StartFailed("it did not report its first process")

@@ -98,7 +98,7 @@ def folder(library: Path) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="sg-"))
     for name in ("state", "run"):
         (path / name).mkdir(mode=0o700)
-    (path / "state" / library.name).symlink_to(library)
+    shutil.copytree(library, path / "state" / library.name, copy_function=os.link)
     yield path
     shutil.rmtree(path)
 
