@@ -1,6 +1,7 @@
 """The few calls of the kernel that Python 3.11 has no function for, by ctypes.
 
-Imported by spawners after the fork and nowhere on the agent's way to its first call: ctypes costs milliseconds.
+Imported by spawners after the fork, by the first watch, and nowhere on the agent's way to its first call: ctypes costs
+milliseconds.
 """
 
 from __future__ import annotations
@@ -8,7 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["become_subreaper", "drop_capabilities", "hide_memory", "new_user_namespace", "set_io_priority", "set_name"]
+__all__ = [
+    "become_subreaper",
+    "drop_capabilities",
+    "file_system_type",
+    "hide_memory",
+    "new_user_namespace",
+    "set_io_priority",
+    "set_name",
+]
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -66,3 +75,11 @@ def set_io_priority(level: int) -> None:
     if number is not None:
         value = _BEST_EFFORT << _IOPRIO_CLASS_SHIFT | level
         _check(_libc.syscall(ctypes.c_long(number), _IOPRIO_WHO_PROCESS, 0, value))
+
+
+def file_system_type(path: bytes) -> int:
+    """The magic number of the file system that ``path`` lies on (statfs(2))."""
+    # Far more than the largest layout; the type stands first in all of them, as one machine word or less.
+    answer = (ctypes.c_long * 64)()
+    _check(_libc.statfs(ctypes.c_char_p(path), ctypes.byref(answer)))
+    return answer[0] & 0xFFFFFFFF

@@ -22,6 +22,7 @@ from sandgate_agent.processes import Processes
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.services import AgentService, FilesystemService, ProcessService
 from sandgate_agent.settings import BadSettings, Settings
+from sandgate_agent.watch import Watchers
 from sandgate_errors import Unauthenticated, Unavailable
 
 __all__ = ["serve"]
@@ -59,9 +60,10 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     )
     processes = Processes(launcher)
     sandbox = Sandbox(accounts, system_files=settings.system_files)
+    watchers = Watchers()
     services = (
         ProcessService(processes, sandbox),
-        FilesystemService(sandbox),
+        FilesystemService(sandbox, watchers),
         AgentService(sandbox, launcher.warm),
     )
     health = Health(frozenset(service.name for service in services))
@@ -80,6 +82,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         return status
     finally:
         health.stop()
+        watchers.close()
         await processes.close(Unavailable("the sandbox is ending"))
         await server.stop(_GRACE_SECONDS)
         await launcher.close()

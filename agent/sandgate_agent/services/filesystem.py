@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -14,12 +14,16 @@ from sandgate_agent.calls import Call, Method, ServerStream, Unary
 from sandgate_agent.entries import Entry
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Sandbox
+from sandgate_agent.watch import Event, Watch, Watchers, open_watch
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
-from sandgate_errors import InvalidArgument, Unimplemented
+from sandgate_errors import DeadlineExceeded, InvalidArgument
 
 __all__ = ["FilesystemService", "entry_info", "timestamp"]
 
 T = TypeVar("T")
+
+_START = pb.WatchDirResponse(start=pb.WatchDirResponse.StartEvent())
+_KEEPALIVE = pb.WatchDirResponse(keepalive=pb.WatchDirResponse.KeepAlive())
 
 
 class FilesystemService:
@@ -27,8 +31,9 @@ class FilesystemService:
 
     name = "sandgate_api.envd.v1.Filesystem"
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, watchers: Watchers) -> None:
         self._sandbox = sandbox
+        self._watchers = watchers
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -37,10 +42,10 @@ class FilesystemService:
             "Move": Unary(pb.MoveRequest, self.move),
             "ListDir": Unary(pb.ListDirRequest, self.list_dir),
             "Remove": Unary(pb.RemoveRequest, self.remove),
-            "WatchDir": ServerStream(pb.WatchDirRequest, _no_watching),
-            "CreateWatcher": Unary(pb.CreateWatcherRequest, _no_watching),
-            "GetWatcherEvents": Unary(pb.GetWatcherEventsRequest, _no_watching),
-            "RemoveWatcher": Unary(pb.RemoveWatcherRequest, _no_watching),
+            "WatchDir": ServerStream(pb.WatchDirRequest, self.watch_dir),
+            "CreateWatcher": Unary(pb.CreateWatcherRequest, self.create_watcher),
+            "GetWatcherEvents": Unary(pb.GetWatcherEventsRequest, self.get_watcher_events),
+            "RemoveWatcher": Unary(pb.RemoveWatcherRequest, self.remove_watcher),
         }
 
     async def stat(self, request: pb.StatRequest, call: Call) -> pb.StatResponse:
@@ -80,6 +85,41 @@ class FilesystemService:
         await asyncio.to_thread(files.remove, self._resolve(request.path, account))
         return pb.RemoveResponse()
 
+    async def watch_dir(self, request: pb.WatchDirRequest, call: Call) -> None:
+        account = self._sandbox.acting(call.acting_user)
+        limit = call.limit()
+        try:
+            async with asyncio.timeout(limit) as bound:
+                watch = await self._open_watch(request, account)
+                try:
+                    await _follow(watch, call)
+                finally:
+                    watch.close()
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise DeadlineExceeded(f"the watch ran into its time limit of {limit:g} s") from None
+
+    async def create_watcher(self, request: pb.CreateWatcherRequest, call: Call) -> pb.CreateWatcherResponse:
+        watch = await self._open_watch(request, self._sandbox.acting(call.acting_user))
+        return pb.CreateWatcherResponse(watcher_id=self._watchers.add(watch))
+
+    async def get_watcher_events(self, request: pb.GetWatcherEventsRequest, _call: Call) -> pb.GetWatcherEventsResponse:
+        events = await self._watchers.events(request.watcher_id)
+        return pb.GetWatcherEventsResponse(events=map(_event_message, events))
+
+    async def remove_watcher(self, request: pb.RemoveWatcherRequest, _call: Call) -> pb.RemoveWatcherResponse:
+        self._watchers.remove(request.watcher_id)
+        return pb.RemoveWatcherResponse()
+
+    async def _open_watch(self, request: pb.WatchDirRequest | pb.CreateWatcherRequest, account: Account) -> Watch:
+        return await open_watch(
+            self._resolve(request.path, account),
+            recursive=request.recursive,
+            network_mounts=request.allow_network_mounts,
+            entries_by=self._names(account) if request.include_entry else None,
+        )
+
     def _resolve(self, path: str, account: Account) -> str:
         return resolve(path, account, default=self._sandbox.default_workdir)
 
@@ -90,8 +130,27 @@ class FilesystemService:
         return OwnerNames(self._sandbox.accounts, account)
 
 
-async def _no_watching(_request: object, _call: Call) -> NoReturn:
-    raise Unimplemented("watching is not offered by this version of the agent")
+async def _follow(watch: Watch, call: Call) -> None:
+    """Send events as they come. A caller that does not read leaves them in the kernel's queue, which is bounded (F46)."""
+    interval = call.keepalive()
+    await call.send(_START)
+    while True:
+        try:
+            async with asyncio.timeout(interval) as quiet:
+                await watch.readable()
+        except TimeoutError:
+            if not quiet.expired():
+                raise
+            await call.send(_KEEPALIVE)
+            continue
+        await watch.read()
+        for event in watch.take():
+            await call.send(pb.WatchDirResponse(filesystem=_event_message(event)))
+
+
+def _event_message(event: Event) -> pb.FilesystemEvent:
+    entry = None if event.entry is None else entry_info(event.entry)
+    return pb.FilesystemEvent(name=event.name, type=event.kind, entry=entry)  # type: ignore[arg-type]
 
 
 async def _in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
