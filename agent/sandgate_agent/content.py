@@ -152,8 +152,8 @@ class Writer(_OpenFile):
                 if self._fd is None:
                     raise Internal(f"path '{self.path}' is closed")
                 self._cut(self._fd)
-                if metadata:
-                    _replace_metadata(self._fd, metadata)
+                # Also when there is none: what an earlier upload said is not true of this content (D35).
+                _replace_metadata(self._fd, metadata)
             self.close()
             return entry_at(self.path, names)
         except OSError as error:

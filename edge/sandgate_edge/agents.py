@@ -45,7 +45,6 @@ class Agents:
             ("grpc.max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
             # Shared subchannels would let one closed channel's back-off delay another's first call.
             ("grpc.use_local_subchannel_pool", 1),

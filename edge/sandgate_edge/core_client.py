@@ -41,7 +41,6 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # The default back-off grows to two minutes: a core that is up again would be taken for dead.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
@@ -112,6 +111,12 @@ class CoreClient:
         if not reply.HasField("agent"):
             raise SandboxNotFound.of(sandbox_id)
         return Located(sandbox=reply.sandbox, agent_target=reply.agent.target, agent_token=reply.agent.token)
+
+    async def find_by_token_hash(self, *, before: bytes, after: bytes, sha256: bytes, request_id: str) -> str:
+        """The sandbox whose token has this hash between these texts. Raises Unauthenticated when there is none."""
+        request = sandboxes_pb2.FindByTokenHashRequest(before=before, after=after, sha256=sha256)
+        metadata = (("internal-token", self._internal_token), ("request-id", request_id))
+        return (await self._read(self._sandboxes.FindByTokenHash, request, metadata)).id
 
     async def _read(
         self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, metadata: Metadata

@@ -26,7 +26,7 @@ async def unary(request: web.Request, method: Method) -> web.StreamResponse:
     located = await routing.admit(request)
     try:
         reply = await _reply(request, method, codec=codec, located=located)
-    except routing.SandboxGone:
+    except (routing.SandboxGone, routing.PortClosed):
         raise
     except SandgateError as error:
         return connect_error(error)
