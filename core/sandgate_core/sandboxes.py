@@ -110,6 +110,10 @@ class Sandboxes:
         mine = (record for record in self._table.records() if caller.sees(record.owner))
         return page_of(mine, Query(**{**query.__dict__, "templates": names}))
 
+    def secured(self) -> tuple[SandboxRecord, ...]:
+        """Those that a token protects and that callers may see."""
+        return tuple(record for record in self._table.records() if record.secure and record.state.shown)
+
     async def locate(
         self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False
     ) -> tuple[SandboxRecord, AgentAddress]:

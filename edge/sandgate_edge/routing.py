@@ -37,6 +37,7 @@ __all__ = [
     "check_access_token",
     "cut",
     "locate",
+    "locate_by_id",
     "lost",
     "reset",
     "sandbox_id_of",
@@ -94,9 +95,15 @@ async def locate(request: web.Request) -> Located:
     if named is None:
         raise InvalidArgument(f"no sandbox named: send {_ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
     sandbox_id, port = named
-    request[SANDBOX_ID] = sandbox_id
     if port != AGENT_PORT:
+        request[SANDBOX_ID] = sandbox_id
         raise Unimplemented(f"this gateway version forwards port {AGENT_PORT} only, not {port}")
+    return await locate_by_id(request, sandbox_id)
+
+
+async def locate_by_id(request: web.Request, sandbox_id: str) -> Located:
+    """The agent of a sandbox. Raises SandboxGone (R4)."""
+    request[SANDBOX_ID] = sandbox_id
     try:
         return await request.app[CORE].locate(sandbox_id, request_id=request[REQUEST_ID])
     except SandboxNotFound as error:

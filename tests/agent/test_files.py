@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -207,20 +208,20 @@ async def test_listing_much_is_fast(agent: Agent) -> None:
         os.close(os.open(agent.home / f"{number}", os.O_CREAT | os.O_WRONLY))
     assert len(await agent.listing("")) == 10_000
 
-    def plain() -> float:
-        began = time.perf_counter()
+    def agent_cpu() -> float:
+        fields = Path(f"/proc/{agent.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    # Processor time and not the clock's: that depends on what else runs.
+    began = time.process_time()
+    for _ in range(10):
         with os.scandir(agent.home) as entries:
             assert len([os.lstat(entry.path) for entry in entries]) == 10_000
-        return time.perf_counter() - began
-
-    async def ours() -> float:
-        began = time.perf_counter()
+    plain = time.process_time() - began
+    began = agent_cpu()
+    for _ in range(10):
         await agent.listing("")
-        return time.perf_counter() - began
-
-    ratio = min([await ours() for _ in range(5)]) / min(plain() for _ in range(5))
-    # Five is the budget on a quiet machine; the rest is for a busy one.
-    assert ratio < 10
+    assert (agent_cpu() - began) / plain < 8
 
 
 async def test_made_directories_belong_to_the_acting_user(any_agent: Agent) -> None:
@@ -331,8 +332,3 @@ async def test_remove_while_others_write(agent: Agent) -> None:
                 refused: Any = error.details()
                 # Something was made between the last look and the removal: said, not hidden.
                 assert "Directory not empty" in refused
-
-
-async def test_watching_says_that_it_is_not_offered(agent: Agent) -> None:
-    async with code_of(grpc.StatusCode.UNIMPLEMENTED):
-        await agent.files.CreateWatcher(pb.CreateWatcherRequest(path=""), metadata=agent.metadata())

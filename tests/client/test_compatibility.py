@@ -34,7 +34,6 @@ MISSING: dict[str, tuple[Call, str]] = {
     "delete_snapshot": (lambda _, options: Sandbox.delete_snapshot("x", **options), "templates"),
     "get_metrics": (lambda box, _: box.get_metrics(), "metrics"),
     "update_network": (lambda box, _: box.update_network({"deny_out": ["0.0.0.0/0"]}), "network rules"),
-    "files.watch_dir": (lambda box, _: box.files.watch_dir("/tmp"), "watching"),
     "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["0.0.0.0/0"]}, **o), "network rules"),
     "create(lifecycle=…)": (lambda _, o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o), "pause"),
     "create(volume_mounts=…)": (lambda _, o: Sandbox.create(volume_mounts={"/x": "v"}, **o), "volumeMounts"),
@@ -75,18 +74,14 @@ def test_ports_of_a_sandbox_are_refused_by_name(sandbox: Sandbox, gateway: Gatew
 
 
 def test_signed_urls_read_and_write(sandbox: Sandbox) -> None:
-    """Made for the override of the sandbox address, they name no sandbox: the headers do (R2)."""
-    named = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
-    with httpx.Client(headers=named, trust_env=False, timeout=60) as client:
+    """By a client that knows nothing but the URL, though the URL names no sandbox (S8)."""
+    with httpx.Client(trust_env=False, timeout=60) as client:
         upload = sandbox.upload_url("signed é.txt", use_signature_expiration=60)
         assert client.post(upload, files={"file": ("x", b"by url")}).status_code == 200
         assert sandbox.files.read("signed é.txt") == "by url"
         download = sandbox.download_url("signed é.txt")
         assert client.get(download).content == b"by url"
         assert client.get(download.replace("signature=v1_", "signature=v1_x")).status_code == 401
-    unnamed = httpx.get(download, trust_env=False, timeout=60)
-    assert unnamed.status_code == 400
-    assert "E2b-Sandbox-Id" in unnamed.json()["message"]
 
 
 def test_no_internet_is_kept(gateway: Gateway, isolation: str) -> None:

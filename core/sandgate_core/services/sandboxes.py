@@ -17,6 +17,7 @@ from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
 from sandgate_core.records import NetworkRules, SandboxRecord
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.states import State
+from sandgate_core.token_search import TokenSearch
 from sandgate_core.tokens import Tokens
 from sandgate_errors import InvalidArgument, Unimplemented
 
@@ -35,6 +36,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     def __init__(self, sandboxes: Sandboxes, *, tokens: Tokens, envd_version: str) -> None:
         self._sandboxes = sandboxes
         self._tokens = tokens
+        self._token_search = TokenSearch(tokens)
         self._envd_version = envd_version
 
     async def Create(self, request: sandboxes_pb2.CreateRequest, context: Any) -> sandboxes_pb2.CreateResponse:  # noqa: N802
@@ -92,6 +94,15 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             sandbox=self._message_of(record),
             agent=sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
         )
+
+    async def FindByTokenHash(  # noqa: N802
+        self, request: sandboxes_pb2.FindByTokenHashRequest, context: Any
+    ) -> sandboxes_pb2.FindByTokenHashResponse:
+        current().must_be_internal()
+        found = await self._token_search.find(
+            self._sandboxes.secured(), before=request.before, after=request.after, sha256=request.sha256
+        )
+        return sandboxes_pb2.FindByTokenHashResponse(id=found)
 
     def _message_of(self, record: SandboxRecord) -> sandboxes_pb2.Sandbox:
         return sandboxes_pb2.Sandbox(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from sandgate_edge.rest.access import Operation, check_file_access
+from sandgate_edge.core_client import Located
+from sandgate_edge.rest.access import Operation, check_file_access, sandbox_of_signature
 from sandgate_edge.rest.agent_files import AgentFiles
 from sandgate_edge.rest.downloads import send_file
 from sandgate_edge.rest.query import query_of
 from sandgate_edge.rest.uploads import receive_files
-from sandgate_edge.routing import locate
+from sandgate_edge.routing import locate, locate_by_id, sandbox_id_of
 from sandgate_errors import Unauthenticated
 
 __all__ = ["routes"]
@@ -39,9 +40,17 @@ async def upload(request: web.Request) -> web.Response:
 
 
 async def _files_of(request: web.Request, query: dict[str, str], *, operation: Operation) -> AgentFiles:
-    located = await locate(request)
+    located = await _located(request, query, operation=operation)
     check_file_access(request, located, query=query, operation=operation)
     user = query.get("username") or None
     if user is not None and len(user) > _MAX_USER:
         raise Unauthenticated("there is no user with such a long name")
     return AgentFiles(request=request, located=located, user=user)
+
+
+async def _located(request: web.Request, query: dict[str, str], *, operation: Operation) -> Located:
+    if sandbox_id_of(request) is None:
+        signed = await sandbox_of_signature(request, query=query, operation=operation)
+        if signed is not None:
+            return await locate_by_id(request, signed)
+    return await locate(request)

@@ -52,10 +52,7 @@ def _body(request: web.Request) -> AsyncGenerator[bytes, None]:
         return _plain_body(request)
     if encoding != "gzip":
         raise InvalidArgument("the content encoding must be gzip or none")
-    # The HTTP server undoes gzip by itself unless it was started with `auto_decompress` off. Only our own way notices a
-    # body that is cut off, or goes on after its first member.
-    inflated_already = request.content.total_compressed_bytes is not None
-    return _plain_body(request) if inflated_already else _inflated_body(request)
+    return _inflated_body(request)
 
 
 async def _plain_body(request: web.Request) -> AsyncGenerator[bytes, None]:

@@ -917,3 +917,42 @@ class LocateResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["agent", b"agent", "sandbox", b"sandbox"]) -> None: ...
 
 Global___LocateResponse: typing_extensions.TypeAlias = LocateResponse
+
+@typing.final
+class FindByTokenHashRequest(google.protobuf.message.Message):
+    """What a signature covers stands in the edge, which makes and checks them; here it is text around a token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    before: builtins.bytes
+    after: builtins.bytes
+    sha256: builtins.bytes
+    """SHA-256 of `before`, the token and `after`."""
+    def __init__(
+        self,
+        *,
+        before: builtins.bytes = ...,
+        after: builtins.bytes = ...,
+        sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "sha256", b"sha256"]) -> None: ...
+
+Global___FindByTokenHashRequest: typing_extensions.TypeAlias = FindByTokenHashRequest
+
+@typing.final
+class FindByTokenHashResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+
+Global___FindByTokenHashResponse: typing_extensions.TypeAlias = FindByTokenHashResponse

@@ -89,6 +89,11 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
                 _registered_method=True)
+        self.FindByTokenHash = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/FindByTokenHash',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer(object):
@@ -169,6 +174,14 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindByTokenHash(self, request, context):
+        """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
+        edge only. UNAUTHENTICATED when there is none, whatever the reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -226,6 +239,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.SerializeToString,
+            ),
+            'FindByTokenHash': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindByTokenHash,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -525,6 +543,33 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/Locate',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindByTokenHash(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/FindByTokenHash',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.FromString,
             options,
             channel_credentials,
             insecure,

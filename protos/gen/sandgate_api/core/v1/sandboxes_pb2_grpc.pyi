@@ -205,7 +205,23 @@ _SandboxServiceLocateType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType]):
+_SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
+    '_SandboxServiceFindByTokenHashType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+    ],
+)
+
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindByTokenHashType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -251,6 +267,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+            sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -300,6 +320,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+            sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Create: _SandboxServiceCreateType
@@ -333,6 +357,11 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
 
     Locate: _SandboxServiceLocateType
     """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    FindByTokenHash: _SandboxServiceFindByTokenHashType
+    """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
+    edge only. UNAUTHENTICATED when there is none, whatever the reason.
+    """
 
 SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -378,6 +407,10 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
         sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
     ],
 ]
 
@@ -468,5 +501,15 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.LocateResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.LocateResponse]]:
         """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    @abc.abstractmethod
+    def FindByTokenHash(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse]]:
+        """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
+        edge only. UNAUTHENTICATED when there is none, whatever the reason.
+        """
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
