@@ -1,0 +1,154 @@
+"""``AsyncSandbox``: one sandbox, for an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sandgate.client import sandbox_calls
+from sandgate.client.address import Address, resolve
+from sandgate.client.async_commands import AsyncCommands, AsyncPty
+from sandgate.client.async_files import AsyncFilesystem
+from sandgate.client.exceptions import exception_of
+from sandgate.client.records import SandboxInfo
+from sandgate.client.sandbox_calls import DEFAULT_TIMEOUT, Wanted
+from sandgate.client.waiting import AsyncCore
+from sandgate_errors import SandgateError
+
+__all__ = ["AsyncSandbox"]
+
+
+class AsyncSandbox:
+    """One sandbox of a gateway, reached at the gateway's core by gRPC.
+
+    Where the core is: ``core`` (``host:port`` or ``unix:/path``; else ``SANDGATE_CORE``) with an API key in ``api_key``
+    (else ``SANDGATE_API_KEY``); without either, the gateway of this machine that runs on ``state_dir`` (else
+    ``SANDGATE_STATE_DIR``, else the usual place), which needs no key from who may read that directory.
+
+    ``AsyncSandbox(sandbox_id)`` asks nothing yet; ``connection`` lets it use one that is open. As a context manager it ends the sandbox: ``async with await
+    AsyncSandbox.create() as sandbox``. ``request_timeout`` is the time for one answer, in seconds (None: 60, and 120 for a create; 0: no limit).
+    Every method raises SandboxException or one of its kinds: NotFoundException when the sandbox is gone.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        *,
+        core: str | None = None,
+        api_key: str | None = None,
+        state_dir: str | Path | None = None,
+        connection: AsyncCore | None = None,
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self._core = connection or AsyncCore(_address(core, api_key, state_dir))
+        self.commands = AsyncCommands(self._core, sandbox_id)
+        self.pty = AsyncPty(self._core, sandbox_id)
+        self.files = AsyncFilesystem(self._core, sandbox_id)
+
+    @classmethod
+    async def create(
+        cls,
+        template: str = "base",
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        allow_internet_access: bool = True,
+        core: str | None = None,
+        api_key: str | None = None,
+        state_dir: str | Path | None = None,
+        request_timeout: float | None = None,
+    ) -> Self:
+        """Make a sandbox that lives for ``timeout`` seconds, and return once it takes commands.
+
+        Raises NotFoundException for an unknown template.
+        """
+        wanted = Wanted(
+            template=template,
+            timeout=timeout,
+            metadata=metadata or {},
+            envs=envs or {},
+            allow_internet_access=allow_internet_access,
+        )
+        connection = AsyncCore(_address(core, api_key, state_dir))
+        try:
+            sandbox_id = await connection.run(sandbox_calls.create(wanted, request_timeout))
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(sandbox_id, connection=connection)
+
+    @classmethod
+    async def connect(
+        cls,
+        sandbox_id: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        core: str | None = None,
+        api_key: str | None = None,
+        state_dir: str | Path | None = None,
+        request_timeout: float | None = None,
+    ) -> Self:
+        """A sandbox that exists; woken if it is paused, and living for at least ``timeout`` seconds from now."""
+        connection = AsyncCore(_address(core, api_key, state_dir))
+        try:
+            await connection.run(sandbox_calls.connect(sandbox_id, timeout, request_timeout))
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(sandbox_id, connection=connection)
+
+    @staticmethod
+    async def list(
+        *,
+        metadata: Mapping[str, str] | None = None,
+        core: str | None = None,
+        api_key: str | None = None,
+        state_dir: str | Path | None = None,
+        request_timeout: float | None = None,
+    ) -> list[SandboxInfo]:
+        """The caller's sandboxes whose metadata hold all these pairs, newest first."""
+        connection = AsyncCore(_address(core, api_key, state_dir))
+        try:
+            return await connection.run(sandbox_calls.listed(metadata or {}, request_timeout))
+        finally:
+            await connection.close()
+
+    async def get_info(self, request_timeout: float | None = None) -> SandboxInfo:
+        """What the gateway knows of it."""
+        return await self._core.run(sandbox_calls.get_info(self.sandbox_id, request_timeout))
+
+    async def set_timeout(self, timeout: float, request_timeout: float | None = None) -> None:
+        """Let it end ``timeout`` seconds from now; 0: at once."""
+        await self._core.run(sandbox_calls.set_timeout(self.sandbox_id, timeout, request_timeout))
+
+    async def kill(self, request_timeout: float | None = None) -> bool:
+        """End it and everything in it; False when it is gone already."""
+        return await self._core.run(sandbox_calls.kill(self.sandbox_id, request_timeout))
+
+    async def close(self) -> None:
+        """Let go of the connection; the sandbox lives on. Handles of its commands end."""
+        await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.kill()
+        finally:
+            await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sandbox_id!r})"
+
+
+def _address(core: str | None, api_key: str | None, state_dir: str | Path | None) -> Address:
+    try:
+        return resolve(core=core, api_key=api_key, state_dir=state_dir)
+    except SandgateError as error:
+        raise exception_of(error) from error
