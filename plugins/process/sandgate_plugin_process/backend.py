@@ -204,14 +204,14 @@ class ProcessBackend(Backend):
 
     async def _make(self, box: Box, *, sandbox_id: str, internet: bool) -> Placement:
         """A box with an agent that accepts calls, or nothing at all."""
-        record = Record.fresh(
-            sandbox_id=sandbox_id,
-            isolation=self._isolation.name,
-            bundle=self._bundle.name,
-            base=self._take_base(),
-            internet=internet,
-        )
         async with self._busy(box):
+            record = Record.fresh(
+                sandbox_id=sandbox_id,
+                isolation=self._isolation.name,
+                bundle=self._bundle.name,
+                base=self._take_base(),
+                internet=internet,
+            )
             try:
                 return await self._bring_up(box, record)
             except Conflict:

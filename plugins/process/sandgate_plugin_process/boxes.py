@@ -164,10 +164,11 @@ class Box:
 
         Sealing also keeps a sandbox from filling the file system of the runtime folder, often a small one in memory.
         """
-        inner = self.inner_socket_folder / "agent.sock"
-        if not stat.S_ISSOCK(inner.lstat().st_mode):
+        os.link(self.inner_socket_folder / "agent.sock", self.socket, follow_symlinks=False)
+        # Looked at under its new name, which nobody else can give to something else.
+        if not stat.S_ISSOCK(self.socket.lstat().st_mode):
+            self.socket.unlink()
             raise Internal("the sandbox's agent made no socket")
-        os.link(inner, self.socket, follow_symlinks=False)
         if seal:
             os.chown(self.inner_socket_folder, 0, 0)
             self.inner_socket_folder.chmod(0o755)

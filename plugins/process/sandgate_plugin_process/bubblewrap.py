@@ -59,7 +59,17 @@ _USER_CAPABILITIES = (
     "CAP_SETPCAP",
     "CAP_SETUID",
 )
-_NEEDED_AS_ROOT = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
+# What making, reaching and removing things of other ids takes, with the kernel's numbers (capability.h).
+_NEEDED_AS_ROOT = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_ADMIN": 21,
+}
 _CHECK_LIMIT_SECONDS = 30.0
 _OTHERWISE = "or start with `--isolation none`, which separates nothing"
 
@@ -280,7 +290,9 @@ def _check_root() -> None:
 def _hint(said: str) -> str:
     """How to allow what failed."""
     if os.geteuid() == 0:
-        return "give root CAP_SYS_ADMIN, or run the gateway as an ordinary user"
+        if "namespace" in said:
+            return "allow root to make namespaces (a container's seccomp profile often forbids it)"
+        return "see docs/backends/process.md"
     switches = {
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
         "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
@@ -295,6 +307,6 @@ def _hint(said: str) -> str:
                 return mend
         except OSError:
             continue
-    if "user namespace" in said or "namespace" in said:
+    if "namespace" in said:
         return "allow unprivileged user namespaces (a container's seccomp profile often forbids them)"
     return "see docs/backends/process.md"

@@ -10,10 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
-
-from sandgate_errors import SandgateError
 
 __all__ = ["WarmPool"]
 
@@ -54,12 +51,12 @@ class WarmPool(Generic[T]):
         """Stop filling and discard what is there. What fails to go is left to the next start."""
         if self._filler is not None:
             self._filler.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._filler
+            # Not awaited itself: its cancellation would look like one of this call.
+            await asyncio.wait({self._filler})
         while self._ready:
             try:
                 await self._discard(self._ready.popleft())
-            except SandgateError as error:
+            except Exception as error:
                 _log.warning("a warm sandbox was left behind: %s", error)
 
     async def _fill(self) -> None:

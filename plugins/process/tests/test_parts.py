@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sandgate_errors import FailedPrecondition, Unavailable
-from sandgate_plugin_process import bundle
+from sandgate_errors import FailedPrecondition, Internal, Unavailable
+from sandgate_plugin_process import bundle, rootfs
 from sandgate_plugin_process.backend import ProcessBackend
+from sandgate_plugin_process.boxes import Box, Shelf
+from sandgate_plugin_process.bubblewrap import _check_places
 from sandgate_plugin_process.pids import ProcessId, descendants, end, end_all
 from sandgate_plugin_process.removal import remove_tree
 from sandgate_plugin_process.settings import ProcessSettings
@@ -41,6 +43,20 @@ def test_missing_bubblewrap_names_the_two_ways_out():
     assert row[1] is False
     assert "apt-get install bubblewrap" in row[2]
     assert "--isolation none" in row[2]
+
+
+@pytest.mark.parametrize("place", ["/usr/local/share/sandgate", "/usr", "/etc/ssl/certs"])
+def test_state_that_sandboxes_could_see_is_refused(place):
+    with pytest.raises(FailedPrecondition, match="every sandbox can see"):
+        _check_places([Path("/var/lib/sandgate"), Path(place)])
+
+
+def test_host_paths_are_shared_by_an_allow_list():
+    shared = dict(rootfs.binds())
+    assert "/usr" in shared
+    for path in shared:
+        assert not {"private", "shadow", "ssh", "sudoers", "machine-id"} & set(Path(path).parts)
+        assert path.startswith(("/usr", "/etc/", "/bin", "/sbin", "/lib"))
 
 
 def test_doctor_warns_of_no_isolation():
@@ -95,7 +111,7 @@ def test_removal_has_no_limit_of_depth(tmp_path):
     deep = tmp_path / "deep"
     deep.mkdir()
     here = os.open(deep, os.O_RDONLY)
-    for _ in range(5000):
+    for _ in range(1500):
         os.mkdir("d", dir_fd=here)
         inner = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
@@ -210,8 +226,6 @@ async def test_pool_tries_again_after_a_failure(monkeypatch):
 
 async def test_state_of_records_is_not_read_from_a_link(tmp_path):
     """A folder that somebody made a link is not a box."""
-    from sandgate_plugin_process.boxes import Shelf
-
     state, runtime = tmp_path / "state", tmp_path / "run"
     for path in (state, runtime, Path(tmp_path, "else")):
         path.mkdir()
@@ -220,3 +234,12 @@ async def test_state_of_records_is_not_read_from_a_link(tmp_path):
     (state / "boxes" / "Not-A-Box").mkdir()
     (state / "boxes" / "file").write_text("")
     assert list(shelf.all()) == []
+
+
+def test_only_a_socket_gets_the_name_that_is_dialled(tmp_path):
+    box = Box("i1", tmp_path / "folder", tmp_path / "run")
+    box.inner_socket_folder.mkdir(parents=True)
+    (box.inner_socket_folder / "agent.sock").symlink_to("/run/other.sock")
+    with pytest.raises(Internal):
+        box.show_socket(seal=False)
+    assert not box.socket.is_symlink()
