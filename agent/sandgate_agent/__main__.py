@@ -31,10 +31,13 @@ def main() -> int:
     from sandgate_agent.server import serve
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    runner = asyncio.Runner()
     try:
-        return asyncio.run(serve(settings, control=control, root_spawner=root_spawner, ready=_ready))
+        status = runner.run(serve(settings, control=control, root_spawner=root_spawner, ready=_ready))
     except BadSettings as error:
         return _refuse(str(error))
+    # Not by returning: that waits for every thread, and one may hang in a file system that never answers.
+    os._exit(status)
 
 
 def _ready() -> None:

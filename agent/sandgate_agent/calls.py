@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-import uuid
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,7 @@ class Call:
     async def refuse(self, error: Exception) -> None:
         """End the call with an error. What is not of the taxonomy is our fault and stays in the log."""
         if not isinstance(error, SandgateError):
-            reference = uuid.uuid4().hex[:12]
+            reference = os.urandom(6).hex()
             log.error(
                 "reference %s, request %s: unexpected error", reference, self._text("request-id") or "-", exc_info=error
             )

@@ -97,9 +97,12 @@ def make_directory(path: str, owner: Owner, names: OwnerNames) -> Entry:
 
 def make_parents(path: str, owner: Owner) -> None:
     """Make what is missing above ``path``."""
+    parent = os.path.dirname(path)
     try:
-        _make_tree(os.path.dirname(path), owner)
+        _make_tree(parent, owner)
     except InvalidArgument:
+        if not os.path.exists(parent):
+            raise
         raise Internal(_PARENT_IS_FILE.format(path=path)) from None
 
 

@@ -84,9 +84,12 @@ class Decoder:
 
 def read(sock: socket.socket, decoder: Decoder) -> bool:
     """Read once into ``decoder``; False at the end of the connection. Raises BlockingIOError like the socket does."""
-    data, ancillary, flags, _ = sock.recvmsg(
-        _READ_SIZE, socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
-    )
+    space = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(_READ_SIZE, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # How the end looks when the other side left messages unread.
+        return False
     fds: list[int | None] = []
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -24,8 +24,10 @@ notices    ``{"exit": pid, "status": wait status}``; ``{"refused": text}`` when 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import functools
 import gc
 import os
 import select
@@ -105,6 +107,12 @@ class _Spawner:
             signal.signal(number, signal.SIG_IGN)
 
     def run(self) -> None:
+        try:
+            self._loop()
+        finally:
+            self._agent_gone()
+
+    def _loop(self) -> None:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -114,7 +122,6 @@ class _Spawner:
                     os.read(self._wake, 4096)
                     self._reap()
                 elif not self._serve():
-                    self._agent_gone()
                     return
 
     def _serve(self) -> bool:
@@ -125,10 +132,13 @@ class _Spawner:
             try:
                 if len(received) != len(fds):
                     raise frames.BadFrame("a descriptor is missing")
-                self._handle(message, received)
+                answer = self._handle(message, received)
             finally:
                 for fd in received:
                     os.close(fd)
+            # Not before the descriptors are closed: a caller who hears of the start may rely on the program alone having
+            # them, for example on a pipe without readers to be broken.
+            answer()
         return True
 
     def _reap(self) -> None:
@@ -151,11 +161,12 @@ class _Spawner:
     def _ended(self, pid: int, status: int) -> None:
         self._tell({"exit": pid, "status": status})
 
-    def _handle(self, message: frames.Message, fds: list[int]) -> None:
+    def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
+        """Do what is asked; the result says so to the agent."""
         raise NotImplementedError
 
     def _agent_gone(self) -> None:
-        """The agent closed the socket or died."""
+        """The agent closed the socket or died, or this process failed."""
 
 
 class _RootSpawner(_Spawner):
@@ -173,11 +184,12 @@ class _RootSpawner(_Spawner):
         kernel.set_name("sandgate-root")
         _set_priorities()
 
-    def _handle(self, message: frames.Message, fds: list[int]) -> None:
+    def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
         if message["op"] == "drop":
             self._drop(message["id"])
         else:
             self._add(message, fds[0])
+        return _nothing
 
     def _add(self, message: frames.Message, fd: int) -> None:
         try:
@@ -217,6 +229,10 @@ class _RootSpawner(_Spawner):
             self._reap()
 
 
+def _nothing() -> None:
+    """No answer is waited for."""
+
+
 def _children() -> list[int]:
     """Unreaped children of this single-threaded process."""
     with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
@@ -227,11 +243,10 @@ def _set_priorities() -> None:
     """What programs start with, whatever the agent has (P6). Raising one's own priority may be refused: left as it is."""
     from sandgate_agent import kernel
 
-    try:
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with contextlib.suppress(OSError):
         kernel.set_io_priority(_IO_LEVEL)
-    except OSError:
-        pass
 
 
 def _account_spawner(sock: socket.socket, identity: str, account: Mapping[str, object]) -> None:
@@ -293,18 +308,16 @@ class _AccountSpawner(_Spawner):
     def refuse(self, text: str, error: OSError) -> None:
         self._tell({"refused": text, "errno": error.errno})
 
-    def _handle(self, message: frames.Message, fds: list[int]) -> None:
+    def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
+        request = message["id"]
         try:
             os.chdir(message["cwd"])
         except OSError as error:
-            self._tell({"id": message["id"], "failed": "cwd", "errno": error.errno})
-            return
+            return functools.partial(self._tell, {"id": request, "failed": "cwd", "errno": error.errno})
         try:
-            pid = self._start(message, fds)
+            return functools.partial(self._announce, request, self._start(message, fds))
         except OSError as error:
-            self._tell({"id": message["id"], "failed": "start", "errno": error.errno})
-        else:
-            self._announce(message["id"], pid)
+            return functools.partial(self._tell, {"id": request, "failed": "start", "errno": error.errno})
         finally:
             # Not to hold the directory once the program has it.
             os.chdir("/")
@@ -406,7 +419,7 @@ def _default_signals() -> None:
 def _start_failure(command: str, error: OSError, *, fds: Sequence[int], terminal: bool) -> int:
     """A program that cannot be executed looks like what a shell makes of it: a process that says why and ends (P4)."""
     missing = error.errno in {errno.ENOENT, errno.ENOTDIR}
-    reason = "Is a directory" if os.path.isdir(command) else error.strerror
+    reason = "Is a directory" if "/" in command and os.path.isdir(command) else error.strerror
     pid = os.fork()
     if pid == 0:
         try:

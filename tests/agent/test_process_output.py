@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from sandgate_api.envd.v1 import process_pb2
-from sandgate_testing.agent_process import Agent, Running, alive, code_of, eventually
+from sandgate_testing.agent_process import Agent, Running, alive, code_of, eventually, gone
 
 KILL, TERM = process_pb2.SIGNAL_SIGKILL, process_pb2.SIGNAL_SIGTERM
 
@@ -71,7 +71,7 @@ async def test_killed_process_reports_the_signal(agent: Agent) -> None:
 @pytest.mark.parametrize("number", [KILL, TERM])
 async def test_signal_ends_the_stream_though_a_child_holds_the_pipe(any_agent: Agent, number: int) -> None:
     """O9, A26, A27, 15.2: the group gets it, a child in a session of its own does not and cannot hold the end up."""
-    script = "setsid sleep 60 & echo $!; exec sleep 61"
+    script = "setsid sh -c 'echo $$; exec sleep 60' & exec sleep 61"
     async with any_agent.running("/bin/sh", "-c", script) as running:
         child = int(await running.read_until(b"\n"))
         await running.signal(number)
@@ -89,7 +89,7 @@ async def test_kill_reaches_children_in_the_group(any_agent: Agent) -> None:
         child = int(await running.read_until(b"\n"))
         await running.signal(KILL)
         await running.rest()
-        await eventually(lambda: not alive(child))
+        await eventually(lambda: gone(child))
 
 
 async def test_kill_of_a_finished_leader_ends_what_holds_the_pipe(agent: Agent) -> None:
@@ -99,7 +99,7 @@ async def test_kill_of_a_finished_leader_ends_what_holds_the_pipe(agent: Agent) 
         await eventually(lambda: not alive(running.pid))
         await running.signal(KILL)
         assert (await running.rest()).exit_code == 0
-        await eventually(lambda: not alive(child))
+        await eventually(lambda: gone(child))
 
 
 async def test_caught_sigterm_leaves_the_program_running(agent: Agent) -> None:
@@ -127,7 +127,7 @@ async def test_time_limit_kills_the_group_and_fails_the_stream(any_agent: Agent)
         async with code_of(grpc.StatusCode.DEADLINE_EXCEEDED, "0.4 s"):
             await running.rest()
         assert await any_agent.live() == []
-        await eventually(lambda: not alive(child))
+        await eventually(lambda: gone(child))
         assert not alive(running.pid)
 
 
@@ -240,7 +240,7 @@ def _resident(pid: int) -> int:
 
 async def test_stopping_the_agent_ends_streams_and_everything_started(any_agent: Agent) -> None:
     """docs/architecture.md: SIGTERM. What left its group and session ends too."""
-    async with any_agent.running("/bin/sh", "-c", "setsid sleep 60 & echo $!; sleep 61") as running:
+    async with any_agent.running("/bin/sh", "-c", "setsid sh -c 'echo $$; exec sleep 60' & sleep 61") as running:
         daemon = int(await running.read_until(b"\n"))
         spawners = any_agent.spawners()
         assert len(spawners) >= 2
@@ -251,14 +251,14 @@ async def test_stopping_the_agent_ends_streams_and_everything_started(any_agent:
         assert await asyncio.to_thread(any_agent.process.wait, 5) == 0  # type: ignore[union-attr]
         assert time.monotonic() - began < 5
         for pid in (running.pid, daemon, *spawners):
-            await eventually(lambda pid=pid: not alive(pid))
+            await eventually(lambda pid=pid: gone(pid))
 
 
 async def test_killed_agent_takes_everything_with_it(agent: Agent) -> None:
-    async with agent.running("/bin/sh", "-c", "setsid sleep 60 & echo $!; sleep 61") as running:
+    async with agent.running("/bin/sh", "-c", "setsid sh -c 'echo $$; exec sleep 60' & sleep 61") as running:
         daemon = int(await running.read_until(b"\n"))
         agent.process.kill()  # type: ignore[union-attr]
         for pid in (running.pid, daemon):
-            await eventually(lambda pid=pid: not alive(pid))
+            await eventually(lambda pid=pid: gone(pid))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await running.rest()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 
 import grpc
 import pytest
 
-from sandgate_testing.agent_process import Agent, alive, children_of, code_of, eventually, name_of, state_of
+from sandgate_testing.agent_process import Agent, alive, children_of, code_of, eventually, gone, name_of, state_of
 
 
 def account_spawner(agent: Agent) -> int:
@@ -115,3 +116,22 @@ async def test_orphans_of_ended_commands_are_reaped(agent: Agent) -> None:
     await agent.sh("(sleep 0.1 &) >/dev/null 2>&1")
     root = agent.spawners()[0]
     await eventually(lambda: not [pid for pid in children_of(root) if name_of(pid) != "sandgate-spawn"])
+
+
+async def test_sweep_happens_though_the_agent_left_notices_unread(agent: Agent) -> None:
+    """The socket then ends with a reset instead of an end of file."""
+    async with agent.running("/bin/sh", "-c", "setsid sh -c 'echo $$; exec sleep 60' & sleep 61") as running:
+        daemon = int(await running.read_until(b"\n"))
+        root = agent.spawners()[0]
+        os.kill(agent.pid, signal.SIGSTOP)
+        # Orphans that end now are reported to an agent that does not read any more.
+        for pid in agent.spawners()[1:]:
+            os.kill(pid, signal.SIGKILL)
+        os.kill(running.pid, signal.SIGKILL)
+        await eventually(lambda: not alive(running.pid))
+        os.kill(agent.pid, signal.SIGKILL)
+        await eventually(lambda: gone(daemon))
+        await eventually(lambda: gone(root))
+        running.call.cancel()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            await running.rest()

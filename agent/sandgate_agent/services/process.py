@@ -145,7 +145,9 @@ def _start_event(pid: int) -> pb.ProcessEvent:
 
 
 def _data_event(piece: Piece) -> pb.ProcessEvent:
-    return pb.ProcessEvent(data=pb.ProcessEvent.DataEvent(**{_FIELDS[piece.stream]: piece.data}))
+    event = pb.ProcessEvent()
+    setattr(event.data, _FIELDS[piece.stream], piece.data)
+    return event
 
 
 def _end_event(end: End) -> pb.ProcessEvent:

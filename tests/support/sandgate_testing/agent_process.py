@@ -32,6 +32,7 @@ __all__ = [
     "code_of",
     "eventually",
     "follow",
+    "gone",
     "name_of",
     "state_of",
 ]
@@ -316,6 +317,14 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def gone(pid: int) -> bool:
+    """Ended; whether its parent has noticed does not matter."""
+    try:
+        return state_of(pid) == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def state_of(pid: int) -> str:
