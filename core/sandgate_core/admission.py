@@ -22,7 +22,7 @@ _LONGEST_TEMPLATE_NAME = 256
 #: Seconds. Listing templates is meant to be cheap.
 _TEMPLATES_PATIENCE = 10.0
 #: What the core has a way to pass on to a backend.
-_OFFERED = frozenset({Capability.NO_INTERNET})
+_OFFERED = frozenset({Capability.NO_INTERNET, Capability.PAUSE, Capability.PAUSE_FILESYSTEM})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,10 @@ class CreateSpec:
     pause_memory: bool = True
     auto_resume: bool = False
     network: NetworkRules | None = None
+    #: The client's key, by which a repeated request is known; None: every request is another one (C60).
+    idempotency_key: str | None = None
+    #: What the whole request was, for a comparison with a repeated one.
+    digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ than a call. The number of idle ones is bounded; one in use is never closed for 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +17,10 @@ import grpc
 import structlog
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
+from sandgate_core import clock
 from sandgate_core.records import SandboxRecord
-from sandgate_errors import Internal
+from sandgate_core.samples import Sample
+from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 
 __all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents"]
@@ -27,7 +30,11 @@ AGENT_TOKEN = "agent-token"  # noqa: S105 - the name of a metadata key
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 #: Seconds. A backend gives an agent that accepts calls, so Init is a round trip on the same machine or network.
 _INIT_TIMEOUT = 10.0
-_IDLE_CHANNELS = 64
+#: Seconds. Before a pause: an agent that is slower than this hangs. After a resume: pages may have to come back first.
+_SUSPEND_TIMEOUT = 5.0
+_RESUME_TIMEOUT = 15.0
+#: Each sandbox is asked for measurements every few seconds; that must not cost a new connection each time.
+_IDLE_CHANNELS = 1024
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -96,6 +103,52 @@ class Agents:
             except grpc.aio.AioRpcError as error:
                 _log.error("an agent refused Init", sandbox=record.id, code=error.code().name, details=error.details())
                 raise Internal("the sandbox could not be started: its agent does not answer") from error
+
+    async def suspend(self, address: AgentAddress) -> bool:
+        """Tell the agent that its sandbox is about to be stopped (T11); False when it gives no answer."""
+        async with self.channel(address.target) as channel:
+            try:
+                await agent_pb2_grpc.AgentStub(channel).Suspend(
+                    agent_pb2.SuspendRequest(), timeout=_SUSPEND_TIMEOUT, metadata=((AGENT_TOKEN, address.token),)
+                )
+            except grpc.aio.AioRpcError as error:
+                _log.warning("an agent does not answer before a pause", target=address.target, code=error.code().name)
+                return False
+        return True
+
+    async def resume(self, address: AgentAddress) -> None:
+        """Tell the agent that its sandbox runs again. Raises SandboxUnreachable when it gives no answer."""
+        async with self.channel(address.target) as channel:
+            try:
+                await agent_pb2_grpc.AgentStub(channel).Resume(
+                    agent_pb2.ResumeRequest(),
+                    timeout=_RESUME_TIMEOUT,
+                    metadata=((AGENT_TOKEN, address.token),),
+                    wait_for_ready=True,
+                )
+            except grpc.aio.AioRpcError as error:
+                raise SandboxUnreachable("the sandbox runs again, but its agent does not answer") from error
+
+    async def sample(self, address: AgentAddress, *, patience: float) -> Sample:
+        """What the sandbox uses now. Raises SandboxUnreachable."""
+        async with self.channel(address.target) as channel:
+            try:
+                usage = await agent_pb2_grpc.AgentStub(channel).Metrics(
+                    agent_pb2.MetricsRequest(), timeout=patience, metadata=((AGENT_TOKEN, address.token),)
+                )
+            except grpc.aio.AioRpcError as error:
+                raise SandboxUnreachable(f"the agent does not measure: {error.code().name}") from error
+        return Sample(
+            # Not the agent's: what comes from a sandbox is not to be trusted with the order of things.
+            at=clock.now(),
+            cpu_count=usage.cpu_count,
+            cpu_used_pct=min(100.0, max(0.0, usage.cpu_used_pct)) if math.isfinite(usage.cpu_used_pct) else 0.0,
+            mem_total=usage.mem_total,
+            mem_used=usage.mem_used,
+            mem_cache=usage.mem_cache,
+            disk_used=usage.disk_used,
+            disk_total=usage.disk_total,
+        )
 
     async def _shrink(self) -> None:
         idle = [target for target, shared in self._by_target.items() if not shared.users]

@@ -71,12 +71,18 @@ class Creation:
         self._attempts: set[_Attempt] = set()
 
     async def create(self, admitted: Admitted, *, owner: str) -> SandboxRecord:
-        """A running sandbox, as it was when it became so; it may be killed before the caller looks. Cancelled: leaves nothing, even when it was ready just then."""
+        """A running sandbox, as it was when it became so; it may be killed before the caller looks.
+
+        Cancelled: leaves nothing, even when it was ready just then. But one with an idempotency key goes on: its caller
+        comes back for it.
+        """
         attempt = _Attempt()
         making = self._errands.start(self._run(attempt, admitted, owner=owner))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
+            if admitted.spec.idempotency_key is not None:
+                raise
             self._errands.post(self._take_back(attempt, making), "an abandoned sandbox could not be ended")
             raise
 
@@ -186,6 +192,8 @@ def _plan(admitted: Admitted, *, owner: str) -> tuple[SandboxRecord, SandboxRequ
         allow_internet_access=spec.allow_internet_access,
         network=spec.network,
         secure=spec.secure,
+        idempotency_key=spec.idempotency_key,
+        request_digest=spec.digest,
         handle=dict(admitted.backend.reserve(request)),
     )
     return record, request

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate_core import clock
-from sandgate_core.records import SandboxRecord
+from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.states import TRANSITIONS, State
 from sandgate_core.store import Store
 from sandgate_errors import Conflict
@@ -30,6 +30,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Where its agent is; None until it is known.
     agent: AgentAddress | None = None
+    #: The pause that callers may join, and what it keeps (C39).
+    pausing: tuple[PauseMode, asyncio.Task[SandboxRecord]] | None = None
     #: The next attempt to free it, after one that failed.
     retry: asyncio.TimerHandle | None = None
 
@@ -68,6 +70,9 @@ class LiveTable:
             raise Conflict(f"sandbox {before.id} is {before.state.value} and cannot become {to.value} now")
         if to.ended:
             changes["ended_at"] = clock.now()
+            if before.started_at is None:
+                # It came to nothing, so the next attempt with its key is the first one again.
+                changes["idempotency_key"] = None
         after = replace(before, state=to, revision=before.revision + 1, **changes)
         await self._store.move(after, came_from=before.state, note=note)
         live.record = after

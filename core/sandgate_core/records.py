@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandgate_core.states import State
 from sandgate_plugin_api import Resources
 
-__all__ = ["NetworkRules", "SandboxRecord"]
+__all__ = ["NetworkRules", "PauseMode", "SandboxRecord"]
+
+
+class PauseMode(enum.StrEnum):
+    """What is kept of a paused sandbox; the names are those that clients read (rest.md 3.2)."""
+
+    FULL = "full"
+    FILESYSTEM = "filesystem"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +46,7 @@ class SandboxRecord:
     created_at: int
     #: From readiness; None before it (C7).
     started_at: int | None = None
-    #: The deadline; None before readiness.
+    #: The deadline; None before readiness. A sandbox that does not run keeps its last one, which is not acted on.
     end_at: int | None = None
     ended_at: int | None = None
     #: The life asked for at create, in microseconds.
@@ -56,3 +64,10 @@ class SandboxRecord:
     token_version: int = 1
     #: The backend's own note; JSON.
     handle: Mapping[str, object]
+    #: From the beginning of a pause to the end of the resume; else None.
+    pause_mode: PauseMode | None = None
+    #: The agent gave no answer when the sandbox was paused.
+    agent_unresponsive: bool = False
+    #: What makes a repeated create the same one: the client's key, and what came with it.
+    idempotency_key: str | None = None
+    request_digest: str | None = None

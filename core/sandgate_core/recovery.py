@@ -2,7 +2,8 @@
 
 Sandboxes do not depend on the gateway's processes, so after a stop or a crash the store and the world may differ. Each
 backend is asked what exists. What is known and there is adopted; what nobody knows is destroyed; a record whose sandbox
-is gone ends; what was under way is finished: a half-made sandbox is freed, one that was being killed is killed.
+is gone ends; what was under way is finished: a half-made sandbox is freed, one that was being killed is killed, one
+between running and paused is paused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import structlog
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
 from sandgate_core.live import Live, LiveTable
+from sandgate_core.pausing import Pausing
 from sandgate_core.states import State
 from sandgate_errors import FailedPrecondition, SandgateError
 from sandgate_plugin_api import Backend, Survivor
@@ -34,11 +36,16 @@ _log = structlog.get_logger(__name__)
 class Recovery:
     """Runs once, at start."""
 
-    def __init__(self, *, table: LiveTable, backends: Mapping[str, Backend], ending: Ending, errands: Errands) -> None:
+    def __init__(
+        self, *, table: LiveTable, backends: Mapping[str, Backend], ending: Ending, pausing: Pausing, errands: Errands
+    ) -> None:
         self._table = table
         self._backends = backends
         self._ending = ending
+        self._pausing = pausing
         self._errands = errands
+        #: Ids of all that the backends say exists.
+        self._existing: set[str] = set()
 
     async def run(self) -> None:
         """Raises FailedPrecondition when a start would lose track of sandboxes."""
@@ -46,6 +53,7 @@ class Recovery:
         for name, backend in self._backends.items():
             for survivor in await _surveyed(name, backend):
                 live = self._table.get(survivor.sandbox_id)
+                self._existing.add(survivor.sandbox_id)
                 if live is None or live.record.backend != name:
                     self._errands.post(
                         _destroy_stranger(backend, survivor), "an unknown sandbox could not be destroyed"
@@ -69,8 +77,11 @@ class Recovery:
                 case State.KILLING:
                     await self._ending.free(live, final=State.KILLED, note="killed before the core stopped")
                 case State.PAUSED:
-                    pass
-                case State.RUNNING | State.SNAPSHOTTING | State.PAUSING | State.RESUMING:
+                    if live.record.id not in self._existing:
+                        await self._bury(live)
+                case State.PAUSING | State.RESUMING:
+                    await self._pausing.settle(live)
+                case State.RUNNING | State.SNAPSHOTTING:
                     await self._adopt(live)
 
     async def _adopt(self, live: Live) -> None:
@@ -84,8 +95,7 @@ class Recovery:
             _log.exception("a sandbox could not be located", sandbox=record.id, backend=record.backend)
             return
         if placement is None:
-            await self._table.move(live, State.KILLING, note=_GONE)
-            await self._ending.free(live, final=State.FAILED, note=_GONE)
+            await self._bury(live)
             return
         live.agent = placement.agent
         if record.state is not State.RUNNING:
@@ -95,6 +105,10 @@ class Recovery:
         elif dict(placement.handle) != dict(record.handle):
             await self._table.amend(live, handle=dict(placement.handle))
         _log.info("sandbox adopted", sandbox=record.id, backend=record.backend)
+
+    async def _bury(self, live: Live) -> None:
+        await self._table.move(live, State.KILLING, note=_GONE)
+        await self._ending.free(live, final=State.FAILED, note=_GONE)
 
 
 async def _surveyed(name: str, backend: Backend) -> list[Survivor]:

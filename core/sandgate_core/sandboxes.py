@@ -5,7 +5,7 @@ This is the core's authority. Which states there are and how they follow one ano
 
 * Readers (get, list, locate) answer from memory, take no lock and touch no disk.
 * Whoever changes a sandbox holds its lock, so a kill waits for a create or another operation that is under way (C36,
-  C37), and two kills end it once (C35).
+  C37), two kills end it once (C35), and a pause and a connect that meet come one after the other (C59).
 * A change that has begun runs to its end whatever becomes of its caller (:mod:`sandgate_core.errands`).
 
 A sandbox of another owner does not exist, for every question (S12).
@@ -14,7 +14,7 @@ A sandbox of another owner does not exist, for every question (S12).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -29,11 +29,23 @@ from sandgate_core.expiry import Expiry
 from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import Page, Query, page_of
 from sandgate_core.live import Live, LiveTable
-from sandgate_core.records import SandboxRecord
+from sandgate_core.metrics import Metrics
+from sandgate_core.pausing import Pausing
+from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.recovery import Recovery
+from sandgate_core.repeats import Repeats, in_progress
+from sandgate_core.samples import Series
 from sandgate_core.states import State
-from sandgate_core.store import Store
-from sandgate_errors import Conflict, InvalidArgument, SandboxNotFound, SandboxUnreachable, Unavailable
+from sandgate_core.store import Change, Store
+from sandgate_errors import (
+    AlreadyExists,
+    Conflict,
+    FailedPrecondition,
+    InvalidArgument,
+    SandboxNotFound,
+    SandboxUnreachable,
+    Unavailable,
+)
 from sandgate_plugin_api import AgentAddress, Backend
 
 __all__ = ["Sandboxes"]
@@ -44,6 +56,8 @@ _STOP_PATIENCE = 10.0
 _EXPIRY_RETRY = 2 * clock.MICROSECONDS
 #: Seconds a backend may take to say whether a sandbox still exists.
 _LOCATE_PATIENCE = 10.0
+#: Microseconds of life after traffic has woken a sandbox, at least (C48).
+_SHORTEST_WOKEN_LIFE = 300 * clock.MICROSECONDS
 _log = structlog.get_logger(__name__)
 
 
@@ -60,12 +74,18 @@ class Sandboxes:
         max_timeout: float,
         create_timeout: float,
     ) -> None:
+        self._store = store
         self._backends = backends
         self._max_life = clock.to_microseconds(max_timeout)
         self._errands = Errands()
         self._table = LiveTable(store)
         self._expiry = Expiry(self._expired)
         self._ending = Ending(table=self._table, backends=backends, agents=agents, errands=self._errands)
+        self._pausing = Pausing(
+            table=self._table, backends=backends, agents=agents, ending=self._ending, expiry=self._expiry
+        )
+        self._repeats = Repeats(store)
+        self._metrics = Metrics(table=self._table, agents=agents, store=store)
         self._admission = Admission(backends, default_backend=default_backend, max_timeout=self._max_life)
         self._creation = Creation(
             table=self._table,
@@ -80,17 +100,25 @@ class Sandboxes:
     async def start(self) -> None:
         """Take up what the store and the backends hold. Raises FailedPrecondition."""
         await self._table.load()
-        recovery = Recovery(table=self._table, backends=self._backends, ending=self._ending, errands=self._errands)
+        recovery = Recovery(
+            table=self._table,
+            backends=self._backends,
+            ending=self._ending,
+            pausing=self._pausing,
+            errands=self._errands,
+        )
         await recovery.run()
         for record in self._table.records():
             if record.state is State.RUNNING and record.end_at is not None:
                 self._expiry.set(record.id, record.end_at)
+        await self._metrics.start()
 
     async def stop(self, *, kill: bool) -> None:
         """End what is under way, and with ``kill`` every sandbox; bounded."""
         self._stopping = True
         self._expiry.close()
         self._creation.abandon_all()
+        await self._metrics.close()
         if kill:
             for live in self._table:
                 self._errands.post(self._kill(live, note="the gateway stopped"), "a sandbox could not be ended")
@@ -114,19 +142,38 @@ class Sandboxes:
         """Those that a token protects and that callers may see."""
         return tuple(record for record in self._table.records() if record.secure and record.state.shown)
 
+    def metrics(self, sandbox_id: str, caller: Caller) -> Series:
+        """What a sandbox used; nothing while it is paused."""
+        return self._metrics.series(self._shown(sandbox_id, caller).record.id)
+
+    async def events(self, sandbox_id: str, caller: Caller) -> Sequence[Change]:
+        """What happened to a sandbox, ended ones included for as long as their record is kept."""
+        name = parse_sandbox_id(sandbox_id)
+        live = self._table.get(name)
+        record = await self._store.find(name) if live is None else live.record
+        if record is None or not caller.sees(record.owner) or not (record.state.shown or record.state.ended):
+            raise SandboxNotFound.of(name)
+        return await self._store.history(name)
+
     async def locate(
-        self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False
-    ) -> tuple[SandboxRecord, AgentAddress]:
+        self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False, wake: bool = False
+    ) -> tuple[SandboxRecord, AgentAddress | None]:
         """Where the agent of a sandbox that is awake answers. Raises SandboxNotFound for any other (R4).
 
         ``agent_lost``: a call to the agent could not be delivered. The backend is asked whether the sandbox still
         exists, and its record ends if not; else one that died by itself would be shown as running to its deadline.
+
+        ``wake``: resume one that is paused and may be woken by traffic; without it such a one has no agent (R15).
         """
         live = self._shown(sandbox_id, caller)
         # Whoever holds the lock is changing the sandbox: what comes of that is the answer.
         if (agent_lost or live.agent is None) and not live.lock.locked():
             await self._errands.finish(self._look_again(live))
             live = self._shown(sandbox_id, caller)
+        if _may_be_woken(live.record):
+            if not wake:
+                return live.record, None
+            await self._errands.finish(self._wake(live))
         if live.record.state not in {State.RUNNING, State.SNAPSHOTTING}:
             raise SandboxNotFound.of(live.record.id)
         if live.agent is None:
@@ -136,15 +183,24 @@ class Sandboxes:
     # Operations
 
     async def create(self, spec: CreateSpec, caller: Caller) -> SandboxRecord:
-        if self._stopping:
-            raise Unavailable("the gateway is stopping", should_retry=True)
+        """A new sandbox, or the one that an earlier create with the same idempotency key made."""
+        self._must_go_on()
+        owner = caller.owner or DEFAULT_OWNER
+        if spec.idempotency_key is not None:
+            earlier = await self._repeats.earlier(owner=owner, key=spec.idempotency_key, digest=spec.digest)
+            if earlier is not None:
+                return earlier
         admitted = await self._admission.admit(spec)
-        return await self._creation.create(admitted, owner=caller.owner or DEFAULT_OWNER)
+        try:
+            return await self._creation.create(admitted, owner=owner)
+        except AlreadyExists as error:
+            # The other attempt wrote its record between our look and our write.
+            raise in_progress() from error
 
     def take_back(self, record: SandboxRecord) -> None:
         """The answer of a create could not be delivered: nobody knows the sandbox, so it must not live (C12)."""
         live = self._table.get(record.id)
-        if live is not None:
+        if live is not None and record.idempotency_key is None:
             self._errands.post(
                 self._kill(live, note="the answer of create was not delivered"), "an unknown sandbox lives"
             )
@@ -160,18 +216,63 @@ class Sandboxes:
         self._must_be_awake(live.record)
         return await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=extend_only))
 
-    async def connect(self, sandbox_id: str, caller: Caller, *, timeout: int) -> SandboxRecord:
-        """The sandbox, its end no earlier than now + ``timeout`` microseconds (C42, C43)."""
+    async def connect(
+        self, sandbox_id: str, caller: Caller, *, timeout: int, memory: bool = True
+    ) -> tuple[SandboxRecord, bool]:
+        """The sandbox awake, its end no earlier than now + ``timeout`` microseconds, and whether it was paused (C42)."""
+        live = self._connectable(sandbox_id, caller, timeout=timeout)
+        return await self._errands.finish(self._connect(live, timeout=timeout, memory=memory))
+
+    async def pause(
+        self, sandbox_id: str, caller: Caller, *, memory: bool = True, healthy: bool = False
+    ) -> SandboxRecord:
+        """Returns when the sandbox is paused. Several at the same time join one pause (C39).
+
+        ``healthy``: only if its agent answers. Raises FailedPrecondition when it is paused already, Conflict when a pause
+        is under way that keeps something else.
+        """
+        self._must_go_on()
+        live = self._shown(sandbox_id, caller)
+        mode = PauseMode.FULL if memory else PauseMode.FILESYSTEM
+        if live.pausing is None:
+            pausing = self._errands.start(self._pause(live, mode=mode, healthy=healthy))
+            live.pausing = mode, pausing
+            pausing.add_done_callback(lambda _: _leave_pause(live))
+        elif live.pausing[0] is not mode:
+            raise Conflict(f"sandbox {live.record.id} is being paused, {live.pausing[0].value}")
+        return await asyncio.shield(live.pausing[1])
+
+    async def resume(
+        self,
+        sandbox_id: str,
+        caller: Caller,
+        *,
+        timeout: int,
+        memory: bool = True,
+        pause_on_timeout: bool | None = None,
+    ) -> SandboxRecord:
+        """The older form of :meth:`connect`: raises FailedPrecondition when the sandbox is not paused (C45)."""
+        live = self._connectable(sandbox_id, caller, timeout=timeout)
+        changes = {} if pause_on_timeout is None else {"pause_on_timeout": pause_on_timeout}
+        return await self._errands.finish(self._resume(live, timeout=timeout, memory=memory, changes=changes))
+
+    def _connectable(self, sandbox_id: str, caller: Caller, *, timeout: int) -> Live:
+        """Raises what a connect is refused with: first for its timeout, then for the sandbox (C43)."""
         if timeout < clock.MICROSECONDS:
             raise InvalidArgument("timeout must be at least one second")
         if timeout > self._max_life:
             raise InvalidArgument(f"timeout must be at most {self._max_life // clock.MICROSECONDS} seconds")
+        self._must_go_on()
         live = self._find(sandbox_id, caller)
         if live.record.state is State.KILLING:
             raise Conflict(f"sandbox {live.record.id} is being killed")
         if not live.record.state.shown:
             raise SandboxNotFound.of(live.record.id)
-        return await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=True))
+        return live
+
+    def _must_go_on(self) -> None:
+        if self._stopping:
+            raise Unavailable("the gateway is stopping", should_retry=True)
 
     def _find(self, sandbox_id: str, caller: Caller) -> Live:
         """A sandbox that has not ended, in any state. Raises InvalidArgument, SandboxNotFound."""
@@ -197,19 +298,63 @@ class Sandboxes:
 
     async def _set_timeout(self, live: Live, *, timeout: int, extend_only: bool) -> SandboxRecord:
         async with live.lock:
-            record = live.record
-            self._must_be_awake(record)
-            now = clock.now()
-            latest = (record.started_at or now) + self._max_life
-            if timeout > 0 and latest <= now:
-                raise InvalidArgument("the longest life of the sandbox is used up")
-            end = min(now + max(timeout, 0), latest)
-            if extend_only:
-                end = max(end, record.end_at or 0)
-            if end != record.end_at:
-                await self._table.amend(live, end_at=end)
-                self._expiry.set(record.id, end)
+            self._must_be_awake(live.record)
+            await self._move_end(live, timeout=timeout, extend_only=extend_only)
             return live.record
+
+    async def _move_end(self, live: Live, *, timeout: int, extend_only: bool) -> None:
+        record, now = live.record, clock.now()
+        latest = (record.started_at or now) + self._max_life
+        if timeout > 0 and latest <= now:
+            raise InvalidArgument("the longest life of the sandbox is used up")
+        end = min(now + max(timeout, 0), latest)
+        if extend_only:
+            end = max(end, record.end_at or 0)
+        if end != record.end_at:
+            await self._table.amend(live, end_at=end)
+            self._expiry.set(record.id, end)
+
+    async def _connect(self, live: Live, *, timeout: int, memory: bool) -> tuple[SandboxRecord, bool]:
+        async with live.lock:
+            await self._at_rest(live)
+            paused = live.record.state is State.PAUSED
+            if paused:
+                await self._pausing.resume(live, life=timeout, memory=memory, note="connect")
+            else:
+                await self._move_end(live, timeout=timeout, extend_only=True)
+            return live.record, paused
+
+    async def _resume(self, live: Live, *, timeout: int, memory: bool, changes: dict[str, bool]) -> SandboxRecord:
+        async with live.lock:
+            await self._at_rest(live)
+            if live.record.state is not State.PAUSED:
+                raise FailedPrecondition(f"sandbox {live.record.id} is running already")
+            await self._pausing.resume(live, life=timeout, memory=memory, note="resume", **changes)
+            return live.record
+
+    async def _pause(self, live: Live, *, mode: PauseMode, healthy: bool) -> SandboxRecord:
+        async with live.lock:
+            await self._at_rest(live)
+            if live.record.state is State.PAUSED:
+                raise FailedPrecondition(f"sandbox {live.record.id} is paused already")
+            await self._pausing.pause(live, mode=mode, note="paused by request", healthy=healthy)
+            return live.record
+
+    async def _wake(self, live: Live) -> None:
+        async with live.lock:
+            await self._at_rest(live)
+            # Another request may have woken it, or another pause may have kept less.
+            if _may_be_woken(live.record):
+                self._must_go_on()
+                life = min(max(live.record.timeout, _SHORTEST_WOKEN_LIFE), self._max_life)
+                await self._pausing.resume(live, life=life, memory=True, note="traffic")
+
+    async def _at_rest(self, live: Live) -> None:
+        """A sandbox whose lock is held is running or paused when this returns. Raises SandboxNotFound, Unavailable."""
+        if not await self._pausing.settle(live):
+            raise Unavailable(f"sandbox {live.record.id} is being paused", retry_after=5)
+        if not live.record.state.shown:
+            raise SandboxNotFound.of(live.record.id)
 
     async def _kill(self, live: Live, *, note: str) -> None:
         async with live.lock:
@@ -228,16 +373,25 @@ class Sandboxes:
     def _expired(self, sandbox_id: str) -> None:
         live = self._table.get(sandbox_id)
         if live is not None:
-            self._errands.post(self._expire(live), "a sandbox could not be ended at its deadline")
+            self._errands.post(self._expire(live), "a sandbox could not be ended or paused at its deadline")
 
     async def _expire(self, live: Live) -> None:
         async with live.lock:
+            # Not a deadline but a pause that was left between two states.
+            if not await self._pausing.settle(live):
+                return
             record = live.record
             # The deadline may have been moved, and the sandbox ended, while this waited for the lock.
             if record.state is not State.RUNNING or record.end_at is None or record.end_at > clock.now():
                 return
             try:
-                await self._end(live, final=State.KILLED, note="its time was up")
+                if record.pause_on_timeout:
+                    mode = PauseMode.FULL if record.pause_memory else PauseMode.FILESYSTEM
+                    await self._pausing.pause(live, mode=mode, note="its time was up")
+                else:
+                    await self._end(live, final=State.KILLED, note="its time was up")
+            except SandboxNotFound:
+                return  # it had died by itself
             except Exception:
                 self._expiry.set(record.id, clock.now() + _EXPIRY_RETRY)
                 raise
@@ -257,3 +411,13 @@ class Sandboxes:
                 await self._end(live, final=State.FAILED, note="it was found gone")
             else:
                 live.agent = placement.agent
+
+
+def _may_be_woken(record: SandboxRecord) -> bool:
+    """Whether traffic resumes it: it asked for that, and what traffic was for is still there (R15)."""
+    asleep = record.state in {State.PAUSING, State.PAUSED, State.RESUMING}
+    return asleep and record.auto_resume and record.pause_mode is PauseMode.FULL
+
+
+def _leave_pause(live: Live) -> None:
+    live.pausing = None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = ["HEAD", "api_keys", "meta", "metadata", "sandboxes", "transitions"]
+__all__ = ["HEAD", "api_keys", "measurements", "meta", "metadata", "sandboxes", "transitions"]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0001"
+HEAD = "0002"
 
 metadata = sa.MetaData()
 
@@ -40,8 +40,14 @@ sandboxes = sa.Table(
     sa.Column("secure", sa.Boolean, nullable=False),
     sa.Column("token_version", sa.Integer, nullable=False),
     sa.Column("handle", sa.JSON, nullable=False),
+    sa.Column("pause_mode", sa.String(16)),
+    sa.Column("agent_unresponsive", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("idempotency_key", sa.String(255)),
+    sa.Column("request_digest", sa.String(64)),
     sa.Index("sandboxes_by_state", "state"),
     sa.Index("sandboxes_by_end", "ended_at"),
+    # Of all creates that claim to be the same one, a single one makes a record. NULLs do not clash.
+    sa.Index("sandboxes_by_idempotency_key", "owner", "idempotency_key", unique=True),
 )
 
 #: The history of each record; the store keeps the last entries only.
@@ -54,6 +60,15 @@ transitions = sa.Table(
     sa.Column("from_state", sa.String(16)),
     sa.Column("to_state", sa.String(16), nullable=False),
     sa.Column("note", sa.Text, nullable=False),
+)
+
+#: What sandboxes used: samples packed by :mod:`sandgate_core.metrics`, in the order of their first one's time.
+measurements = sa.Table(
+    "measurements",
+    metadata,
+    sa.Column("sandbox_id", sa.String(64), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("at", sa.BigInteger, primary_key=True),
+    sa.Column("samples", sa.LargeBinary, nullable=False),
 )
 
 api_keys = sa.Table(

@@ -10,24 +10,24 @@ The store knows rows and nothing of lifecycles; :mod:`sandgate_core.live` holds 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from sandgate_core import clock, schema
-from sandgate_core.records import NetworkRules, SandboxRecord
+from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
 from sandgate_core.states import State
-from sandgate_errors import Conflict, FailedPrecondition
+from sandgate_errors import AlreadyExists, Conflict, FailedPrecondition
 from sandgate_plugin_api import Resources
 
-__all__ = ["HISTORY_LENGTH", "KEEP_ENDED", "Store"]
+__all__ = ["HISTORY_LENGTH", "KEEP_ENDED", "Change", "Piece", "Store"]
 
 #: Entries of history kept with a record.
 HISTORY_LENGTH = 100
@@ -37,6 +37,25 @@ KEEP_ENDED = 7 * 24 * 3600 * clock.MICROSECONDS
 _BUSY_TIMEOUT_MS = 5_000
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _ENDED = [state.value for state in State if state.ended]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of a sandbox's state; ``at`` in microseconds since 1970."""
+
+    at: int
+    came_from: str | None
+    to: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Samples of one sandbox, as :mod:`sandgate_core.metrics` packs them; ``at`` is the time of the first."""
+
+    sandbox_id: str
+    at: int
+    samples: bytes
 
 
 class Store:
@@ -84,11 +103,27 @@ class Store:
             row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else _record_of(row)
 
+    async def find_by_key(self, owner: str, idempotency_key: str) -> SandboxRecord | None:
+        """The record that an owner's create with this key made."""
+        table = schema.sandboxes
+        query = sa.select(table).where(table.c.owner == owner, table.c.idempotency_key == idempotency_key)
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _record_of(row)
+
     async def add(self, record: SandboxRecord, *, note: str) -> None:
-        """Writes a new record and the beginning of its history."""
-        async with self._engine.begin() as connection:
-            await connection.execute(schema.sandboxes.insert(), _row_of(record))
-            await connection.execute(schema.transitions.insert(), _entry(record, came_from=None, note=note))
+        """Writes a new record and the beginning of its history.
+
+        Raises AlreadyExists when another record has its idempotency key.
+        """
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(schema.sandboxes.insert(), _row_of(record))
+                await connection.execute(schema.transitions.insert(), _entry(record, came_from=None, note=note))
+        except IntegrityError as error:
+            if record.idempotency_key is None or await self.find_by_key(record.owner, record.idempotency_key) is None:
+                raise
+            raise AlreadyExists("a create with this idempotency key exists") from error
 
     async def move(self, record: SandboxRecord, *, came_from: State, note: str) -> None:
         """Writes ``record`` over its row if the row is still in state ``came_from``. Raises Conflict if not."""
@@ -107,16 +142,40 @@ class Store:
         async with self._engine.begin() as connection:
             await _compare_and_set(connection, record, expected=record.state)
 
-    async def history(self, sandbox_id: str) -> list[tuple[str | None, str, str]]:
-        """The kept changes of a sandbox, oldest first: from, to, note."""
+    async def history(self, sandbox_id: str) -> list[Change]:
+        """The kept changes of a sandbox, oldest first."""
         table = schema.transitions
         query = (
-            sa.select(table.c.from_state, table.c.to_state, table.c.note)
+            sa.select(table.c.at, table.c.from_state, table.c.to_state, table.c.note)
             .where(table.c.sandbox_id == sandbox_id)
             .order_by(table.c.revision)
         )
         async with self._engine.connect() as connection:
-            return [(row[0], row[1], row[2]) for row in await connection.execute(query)]
+            return [
+                Change(at=row[0], came_from=row[1], to=row[2], note=row[3]) for row in await connection.execute(query)
+            ]
+
+    # What sandboxes used
+
+    async def measurements(self) -> list[tuple[str, bytes]]:
+        """What was kept of each sandbox, in pieces, oldest first."""
+        table = schema.measurements
+        query = sa.select(table.c.sandbox_id, table.c.samples).order_by(table.c.at)
+        async with self._engine.connect() as connection:
+            return [(row[0], row[1]) for row in await connection.execute(query)]
+
+    async def keep_measurements(self, pieces: Iterable[Piece], *, instead: Collection[str]) -> None:
+        """Adds pieces, in place of all earlier ones for the sandboxes ``instead``; pieces of unknown ones are dropped."""
+        table = schema.measurements
+        async with self._engine.begin() as connection:
+            for sandbox_id in instead:
+                await connection.execute(table.delete().where(table.c.sandbox_id == sandbox_id))
+            for piece in pieces:
+                known = sa.exists().where(schema.sandboxes.c.id == piece.sandbox_id)
+                row = sa.select(
+                    sa.literal(piece.sandbox_id), sa.literal(piece.at, sa.BigInteger), sa.literal(piece.samples)
+                )
+                await connection.execute(table.insert().from_select(["sandbox_id", "at", "samples"], row.where(known)))
 
     # Keys
 
@@ -168,7 +227,9 @@ def _entry(record: SandboxRecord, *, came_from: State | None, note: str) -> dict
     }
 
 
-_SCALARS = [field.name for field in fields(SandboxRecord) if field.name not in {"state", "resources", "network"}]
+_SCALARS = [
+    field.name for field in fields(SandboxRecord) if field.name not in {"state", "resources", "network", "pause_mode"}
+]
 
 
 def _row_of(record: SandboxRecord) -> dict[str, object]:
@@ -177,6 +238,7 @@ def _row_of(record: SandboxRecord) -> dict[str, object]:
         "state": record.state.value,
         "resources": asdict(record.resources),
         "network": None if record.network is None else asdict(record.network),
+        "pause_mode": None if record.pause_mode is None else record.pause_mode.value,
     }
 
 
@@ -186,6 +248,7 @@ def _record_of(row: Mapping[Any, Any]) -> SandboxRecord:
         state=State(row["state"]),
         resources=Resources(**row["resources"]),
         network=None if row["network"] is None else _network_of(row["network"]),
+        pause_mode=None if row["pause_mode"] is None else PauseMode(row["pause_mode"]),
     )
 
 

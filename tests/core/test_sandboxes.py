@@ -557,5 +557,5 @@ async def test_history_keeps_the_last_hundred_changes(folder):
         await store.move(after, came_from=record.state, note=str(number))
         record = after
     history = await store.history("i1")
-    assert [note for _, _, note in history] == [str(number) for number in range(51, 151)]
+    assert [change.note for change in history] == [str(number) for number in range(51, 151)]
     await store.close()

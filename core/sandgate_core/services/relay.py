@@ -17,7 +17,7 @@ import grpc
 from sandgate_core.agents import AGENT_TOKEN, Agents
 from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, current
 from sandgate_core.sandboxes import Sandboxes
-from sandgate_errors import InvalidArgument, PermissionDenied, SandboxUnreachable
+from sandgate_errors import InvalidArgument, PermissionDenied, SandboxNotFound, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 
 __all__ = ["SANDBOX_ID", "Relay"]
@@ -57,7 +57,10 @@ class Relay(grpc.GenericRpcHandler):
         sandbox_id = _sandbox_of(metadata)
         if method == _INIT:
             raise PermissionDenied("Init is the gateway's own call")
-        record, address = await self._sandboxes.locate(sandbox_id, current())
+        # Whoever came this far has proved a key or the gateway's own token, so traffic may wake the sandbox (R15).
+        record, address = await self._sandboxes.locate(sandbox_id, current(), wake=True)
+        if address is None:
+            raise SandboxNotFound.of(record.id)
         async with self._agents.channel(address.target) as channel:
             call: Any = channel.stream_stream(method)(timeout=_remaining(context), metadata=_onward(metadata, address))
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,12 +14,15 @@ from sandgate_core import clock
 from sandgate_core.admission import CreateSpec
 from sandgate_core.callers import current
 from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
-from sandgate_core.records import NetworkRules, SandboxRecord
+from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
+from sandgate_core.repeats import check_key, digest_of
+from sandgate_core.samples import Sample, Series
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.states import State
+from sandgate_core.store import Change
 from sandgate_core.token_search import TokenSearch
 from sandgate_core.tokens import Tokens
-from sandgate_errors import InvalidArgument, Unimplemented
+from sandgate_errors import InvalidArgument, SandboxNotFound
 
 __all__ = ["SandboxService"]
 
@@ -28,6 +31,11 @@ _STATES = {
     sandboxes_pb2.SANDBOX_STATE_PAUSED: State.PAUSED,
 }
 _STATE_OF = {state: message for message, state in _STATES.items()}
+_MODE_OF: dict[PauseMode | None, sandboxes_pb2.PauseMode.ValueType] = {
+    None: sandboxes_pb2.PAUSE_MODE_UNSPECIFIED,
+    PauseMode.FULL: sandboxes_pb2.PAUSE_MODE_FULL,
+    PauseMode.FILESYSTEM: sandboxes_pb2.PAUSE_MODE_FILESYSTEM,
+}
 
 
 class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
@@ -71,28 +79,55 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         return sandboxes_pb2.SetTimeoutResponse(end_at=self._message_of(record).end_at)
 
     async def Connect(self, request: sandboxes_pb2.ConnectRequest, context: Any) -> sandboxes_pb2.ConnectResponse:  # noqa: N802
-        record = await self._sandboxes.connect(request.id, current(), timeout=_microseconds(request.timeout))
-        return sandboxes_pb2.ConnectResponse(sandbox=self._message_of(record), resumed=False)
+        record, resumed = await self._sandboxes.connect(
+            request.id, current(), timeout=_microseconds(request.timeout), memory=_kept(request)
+        )
+        return sandboxes_pb2.ConnectResponse(sandbox=self._message_of(record), resumed=resumed)
 
     async def Pause(self, request: sandboxes_pb2.PauseRequest, context: Any) -> sandboxes_pb2.PauseResponse:  # noqa: N802
-        raise Unimplemented("pausing is not offered by this gateway version")
+        record = await self._sandboxes.pause(
+            request.id, current(), memory=_kept(request), healthy=request.require_healthy_agent
+        )
+        return sandboxes_pb2.PauseResponse(sandbox=self._message_of(record))
 
     async def Resume(self, request: sandboxes_pb2.ResumeRequest, context: Any) -> sandboxes_pb2.ResumeResponse:  # noqa: N802
-        raise Unimplemented("resuming is not offered by this gateway version")
+        at_end = _on_timeout(request.on_timeout)
+        record = await self._sandboxes.resume(
+            request.id,
+            current(),
+            timeout=_microseconds(request.timeout),
+            memory=_kept(request),
+            pause_on_timeout=None if request.on_timeout == sandboxes_pb2.ON_TIMEOUT_UNSPECIFIED else at_end,
+        )
+        return sandboxes_pb2.ResumeResponse(sandbox=self._message_of(record))
 
-    async def GetMetrics(self, request: Any, context: Any) -> sandboxes_pb2.GetMetricsResponse:  # noqa: N802
-        raise Unimplemented("metrics are not offered by this gateway version")
+    async def GetMetrics(  # noqa: N802
+        self, request: sandboxes_pb2.GetMetricsRequest, context: Any
+    ) -> sandboxes_pb2.GetMetricsResponse:
+        if not 1 <= len(request.ids) <= LARGEST_PAGE:
+            raise InvalidArgument(f"name 1 to {LARGEST_PAGE} sandboxes")
+        answer = sandboxes_pb2.GetMetricsResponse()
+        for sandbox_id in dict.fromkeys(request.ids):
+            try:
+                series = self._sandboxes.metrics(sandbox_id, current())
+            except SandboxNotFound:
+                continue
+            answer.sandboxes.add(id=sandbox_id, samples=map(_message_of_sample, _chosen(series, request)))
+        return answer
 
-    async def GetEvents(self, request: Any, context: Any) -> sandboxes_pb2.GetEventsResponse:  # noqa: N802
-        raise Unimplemented("events are not offered by this gateway version")
+    async def GetEvents(self, request: sandboxes_pb2.GetEventsRequest, context: Any) -> sandboxes_pb2.GetEventsResponse:  # noqa: N802
+        changes = await self._sandboxes.events(request.id, current())
+        return sandboxes_pb2.GetEventsResponse(events=map(_message_of_change, changes))
 
     async def Locate(self, request: sandboxes_pb2.LocateRequest, context: Any) -> sandboxes_pb2.LocateResponse:  # noqa: N802
         caller = current()
         caller.must_be_internal()
-        record, agent = await self._sandboxes.locate(request.id, caller, agent_lost=request.agent_lost)
+        record, agent = await self._sandboxes.locate(
+            request.id, caller, agent_lost=request.agent_lost, wake=request.wake
+        )
         return sandboxes_pb2.LocateResponse(
             sandbox=self._message_of(record),
-            agent=sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
+            agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
         )
 
     async def FindByTokenHash(  # noqa: N802
@@ -110,7 +145,10 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             template_id=record.template_id,
             alias=record.alias,
             backend=record.backend,
-            state=_STATE_OF[shown_state(record.state)],
+            # What a repeated create answers with may have ended.
+            state=_STATE_OF[shown_state(record.state)]
+            if record.state.shown
+            else sandboxes_pb2.SANDBOX_STATE_UNSPECIFIED,
             started_at=_timestamp(record.started_at or record.created_at),
             end_at=_timestamp(record.end_at or record.created_at),
             on_timeout=sandboxes_pb2.ON_TIMEOUT_PAUSE if record.pause_on_timeout else sandboxes_pb2.ON_TIMEOUT_KILL,
@@ -125,6 +163,8 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             network=None if record.network is None else _message_of_rules(record.network),
             envd_version=self._envd_version,
             access_token=self._tokens.token_of(record.id, version=record.token_version) if record.secure else "",
+            pause_mode=_MODE_OF[record.pause_mode],
+            agent_unresponsive_at_pause=record.agent_unresponsive,
         )
 
 
@@ -136,8 +176,6 @@ def _on_cancellation(act: Callable[[], None]) -> None:
 
 
 def _spec_of(request: sandboxes_pb2.CreateRequest) -> CreateSpec:
-    if request.on_timeout not in sandboxes_pb2.OnTimeout.values():
-        raise InvalidArgument(f"on_timeout {request.on_timeout} is not known")
     return CreateSpec(
         template=request.template_id,
         timeout=_microseconds(request.timeout),
@@ -145,10 +183,54 @@ def _spec_of(request: sandboxes_pb2.CreateRequest) -> CreateSpec:
         envs=dict(request.envs),
         secure=request.secure,
         allow_internet_access=request.allow_internet_access if request.HasField("allow_internet_access") else True,
-        pause_on_timeout=request.on_timeout == sandboxes_pb2.ON_TIMEOUT_PAUSE,
+        pause_on_timeout=_on_timeout(request.on_timeout),
         pause_memory=request.pause_memory if request.HasField("pause_memory") else True,
         auto_resume=request.auto_resume,
         network=_rules_of(request.network),
+        idempotency_key=check_key(request.idempotency_key) if request.idempotency_key else None,
+        digest=digest_of(request.SerializeToString(deterministic=True)) if request.idempotency_key else None,
+    )
+
+
+def _on_timeout(value: int) -> bool:
+    """Whether a sandbox pauses at its end."""
+    if value not in sandboxes_pb2.OnTimeout.values():
+        raise InvalidArgument(f"on_timeout {value} is not known")
+    return value == sandboxes_pb2.ON_TIMEOUT_PAUSE
+
+
+def _kept(
+    request: sandboxes_pb2.PauseRequest | sandboxes_pb2.ConnectRequest | sandboxes_pb2.ResumeRequest,
+) -> bool:
+    """Whether the memory is kept; it is unless the caller says otherwise."""
+    return request.memory if request.HasField("memory") else True
+
+
+def _chosen(series: Series, request: sandboxes_pb2.GetMetricsRequest) -> Iterable[Sample]:
+    if request.latest:
+        return () if series.latest is None else (series.latest,)
+    return series.between(
+        _instant(request.since) if request.HasField("since") else None,
+        _instant(request.until) if request.HasField("until") else None,
+    )
+
+
+def _message_of_sample(sample: Sample) -> sandboxes_pb2.MetricsSample:
+    return sandboxes_pb2.MetricsSample(
+        time=_timestamp(sample.at),
+        cpu_count=sample.cpu_count,
+        cpu_used_pct=sample.cpu_used_pct,
+        mem_total=sample.mem_total,
+        mem_used=sample.mem_used,
+        mem_cache=sample.mem_cache,
+        disk_used=sample.disk_used,
+        disk_total=sample.disk_total,
+    )
+
+
+def _message_of_change(change: Change) -> sandboxes_pb2.SandboxEvent:
+    return sandboxes_pb2.SandboxEvent(
+        time=_timestamp(change.at), from_state=change.came_from or "", to_state=change.to, note=change.note
     )
 
 
