@@ -141,6 +141,102 @@ async function inputAndBackground(sandbox) {
   await step('connect_to_unknown_pid', () => raises('NotFoundError', () => sandbox.commands.connect(999999)))
 }
 
+async function transfers(sandbox) {
+  const content = Array.from({ length: 200_000 }, (_, number) => `line ${number}\n`).join('')
+  await step('gzip_both_ways', async () => {
+    await sandbox.files.write('transfers/zipped', content, { gzip: true })
+    assert.equal(await sandbox.files.read('transfers/zipped', { gzip: true }), content)
+    const counted = await sandbox.commands.run('wc -c < transfers/zipped')
+    assert.equal(Number(counted.stdout), content.length)
+  })
+  await step('stream_up_and_down', async () => {
+    await sandbox.files.write('transfers/streamed', new Blob([content]).stream())
+    const pieces = []
+    for await (const piece of await sandbox.files.read('transfers/streamed', { format: 'stream' })) pieces.push(piece)
+    assert(Buffer.from(content).equals(Buffer.concat(pieces)))
+    await sandbox.files.write('transfers/text', 'zwei\n', { useOctetStream: true })
+    assert.equal(await sandbox.files.read('transfers/text'), 'zwei\n')
+  })
+  await step('file_metadata', async () => {
+    const metadata = { author: 'me', kind: 'a b' }
+    const written = await sandbox.files.write('transfers/named', 'x', { metadata: { Author: 'me', kind: 'a b' } })
+    assert.deepEqual(written.metadata, metadata)
+    assert.deepEqual((await sandbox.files.getInfo('transfers/named')).metadata, metadata)
+    const found = await sandbox.files.list('transfers')
+    assert.deepEqual(found.find((entry) => entry.name === 'named').metadata, metadata)
+    assert(!Object.keys(found.find((entry) => entry.name === 'text').metadata ?? {}).length)
+    const big = { metadata: { big: 'x'.repeat(5000) } }
+    await raises('InvalidArgumentError', () => sandbox.files.write('transfers/named', 'x', big))
+  })
+  await step('signed_urls', async () => {
+    const upload = await sandbox.uploadUrl('transfers/by url é', { useSignatureExpiration: 60 })
+    assert.equal(await send(upload, 'ignored', 'sent by url'), 200)
+    assert.equal(await sandbox.files.read('transfers/by url é'), 'sent by url')
+    // Without a path the name in the form decides.
+    assert.equal(await send(await sandbox.uploadUrl(), 'transfers/by form', 'sent by form'), 200)
+    assert.equal(await sandbox.files.read('transfers/by form'), 'sent by form')
+    const download = await sandbox.downloadUrl('transfers/by url é')
+    assert.equal(await (await fetch(download)).text(), 'sent by url')
+    assert.equal(await send(download, 'other', 'overwritten'), 401)
+    const late = await sandbox.uploadUrl('other', { useSignatureExpiration: -60 })
+    assert.equal(await send(late, 'other', 'late'), 401)
+    assert.equal(await sandbox.files.exists('other'), false)
+  })
+}
+
+// Upload with a plain client; the status.
+async function send(url, name, content) {
+  const form = new FormData()
+  form.append('file', new Blob([content]), name)
+  const answer = await fetch(url, { method: 'POST', body: form })
+  await answer.arrayBuffer()
+  return answer.status
+}
+
+async function watching(sandbox) {
+  let seen = []
+  const onEvent = (event) => void seen.push(event)
+  async function told(count) {
+    for (const end = Date.now() + 20_000; seen.length < count && Date.now() < end; ) {
+      await new Promise((resolve) => setTimeout(resolve, 10))
+    }
+    const events = seen
+    seen = []
+    return events
+  }
+  await step('watch_dir', async () => {
+    await sandbox.files.makeDir('watched')
+    const handle = await sandbox.files.watchDir('watched', onEvent, { includeEntry: true })
+    await sandbox.files.write('watched/new.txt', 'x')
+    let events = await told(3)
+    const types = events.map((event) => [event.name, event.type])
+    assert.deepEqual(types, [['new.txt', 'create'], ['new.txt', 'chmod'], ['new.txt', 'write']])
+    assert(events.every((event) => event.entry?.name === 'new.txt'), JSON.stringify(events))
+    await sandbox.files.rename('watched/new.txt', 'watched/newer.txt')
+    await sandbox.files.remove('watched/newer.txt')
+    events = (await told(3)).map((event) => [event.name, event.type])
+    assert.deepEqual(events, [['new.txt', 'rename'], ['newer.txt', 'create'], ['newer.txt', 'remove']])
+    await handle.stop()
+    assert.deepEqual(seen, [])
+  })
+  await step('watch_dir_recursive', async () => {
+    const handle = await sandbox.files.watchDir('watched', onEvent, { recursive: true })
+    await sandbox.files.write('watched/a/b/c.txt', 'x')
+    const names = []
+    while (names.length < 3) {
+      const events = await told(1)
+      assert(events.length, 'no more events came')
+      names.push(...events.filter((event) => event.type === 'create').map((event) => event.name))
+    }
+    assert.deepEqual(names, ['a', 'a/b', 'a/b/c.txt'])
+    await handle.stop()
+  })
+  await step('watch_what_cannot_be_watched', async () => {
+    await raises('FileNotFoundError', () => sandbox.files.watchDir('no/such', onEvent))
+    await raises('InvalidArgumentError', () => sandbox.files.watchDir('notes/bytes', onEvent))
+  })
+}
+
 async function files(sandbox) {
   await step('write_and_read', async () => {
     const written = await sandbox.files.write('notes/day one.txt', 'grün\n')
@@ -193,6 +289,8 @@ async function files(sandbox) {
     assert.equal(await sandbox.files.exists('deep'), false)
     await sandbox.files.remove('deep')
   })
+  await transfers(sandbox)
+  await watching(sandbox)
   await step('missing_file', async () => {
     await raises('FileNotFoundError', () => sandbox.files.read('no/such'))
     await raises('FileNotFoundError', () => sandbox.files.list('no/such'))

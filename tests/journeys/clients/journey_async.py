@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import io
 import time
+import urllib.error
+import urllib.request
 import uuid
 
-from e2b import AsyncSandbox, CommandExitException, SandboxQuery
+from e2b import AsyncSandbox, CommandExitException, FilesystemEvent, SandboxQuery
 from steps import raises, step
 
 GONE = "SandboxNotRunningException"
@@ -177,7 +180,97 @@ async def files(sandbox: AsyncSandbox) -> None:
         await sandbox.files.remove("deep")
         assert await sandbox.files.exists("deep") is False
         await sandbox.files.remove("deep")
+    await transfers(sandbox)
+    await watching(sandbox)
     await missing_files(sandbox)
+
+
+async def transfers(sandbox: AsyncSandbox) -> None:
+    content = b"".join(b"line %d\n" % number for number in range(200_000))
+    with step("gzip_both_ways"):
+        await sandbox.files.write("transfers/zipped", content, gzip=True)
+        assert await sandbox.files.read("transfers/zipped", format="bytes", gzip=True) == content
+        assert (await sandbox.commands.run("wc -c < transfers/zipped")).stdout.strip() == str(len(content))
+    with step("stream_up_and_down"):
+        await sandbox.files.write("transfers/streamed", io.BytesIO(content))
+        pieces = [piece async for piece in await sandbox.files.read("transfers/streamed", format="stream")]
+        assert b"".join(pieces) == content
+        # A text file has no length that could be announced.
+        await sandbox.files.write("transfers/text", io.StringIO("zwei\n" * 1000))
+        assert await sandbox.files.read("transfers/text") == "zwei\n" * 1000
+    with step("file_metadata"):
+        written = await sandbox.files.write("transfers/named", "x", metadata={"Author": "me", "kind": "a b"})
+        assert written.metadata == {"author": "me", "kind": "a b"}, written.metadata
+        assert (await sandbox.files.get_info("transfers/named")).metadata == {"author": "me", "kind": "a b"}
+        found = {entry.name: entry.metadata for entry in await sandbox.files.list("transfers")}
+        assert found["named"] == {"author": "me", "kind": "a b"}, found
+        assert not found["text"], found
+        with raises("InvalidArgumentException"):
+            await sandbox.files.write("transfers/named", "x", metadata={"big": "x" * 5000})
+    with step("signed_urls"):
+        upload = sandbox.upload_url("transfers/by url é", use_signature_expiration=60)
+        assert await asyncio.to_thread(send, upload, b"sent by url") == 200
+        assert await sandbox.files.read("transfers/by url é") == "sent by url"
+        download = sandbox.download_url("transfers/by url é")
+        with await asyncio.to_thread(urllib.request.urlopen, download) as answer:
+            assert answer.read() == b"sent by url"
+        assert await asyncio.to_thread(send, download, b"overwritten") == 401
+        late = sandbox.upload_url("other", use_signature_expiration=-60)
+        assert await asyncio.to_thread(send, late, b"late") == 401
+        assert await sandbox.files.exists("other") is False
+
+
+def send(url: str, content: bytes) -> int:
+    """Upload with a plain client; the status."""
+    request = urllib.request.Request(url, content, {"Content-Type": "application/octet-stream"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+async def watching(sandbox: AsyncSandbox) -> None:
+    seen: asyncio.Queue[FilesystemEvent] = asyncio.Queue()
+
+    async def told(count: int) -> list[FilesystemEvent]:
+        return [await asyncio.wait_for(seen.get(), 20) for _ in range(count)]
+
+    with step("watch_dir"):
+        await sandbox.files.make_dir("watched")
+        handle = await sandbox.files.watch_dir("watched", seen.put_nowait, include_entry=True)
+        await sandbox.files.write("watched/new.txt", "x")
+        events = await told(3)
+        assert [(event.name, event.type.value) for event in events] == [
+            ("new.txt", "create"),
+            ("new.txt", "chmod"),
+            ("new.txt", "write"),
+        ], events
+        assert all(event.entry is not None and event.entry.name == "new.txt" for event in events), events
+        await sandbox.files.rename("watched/new.txt", "watched/newer.txt")
+        await sandbox.files.remove("watched/newer.txt")
+        events = await told(3)
+        assert [(event.name, event.type.value) for event in events] == [
+            ("new.txt", "rename"),
+            ("newer.txt", "create"),
+            ("newer.txt", "remove"),
+        ], events
+        await handle.stop()
+        assert seen.empty()
+    with step("watch_dir_recursive"):
+        handle = await sandbox.files.watch_dir("watched", seen.put_nowait, recursive=True)
+        await sandbox.files.write("watched/a/b/c.txt", "x")
+        names: list[str] = []
+        while len(names) < 3:
+            names += [event.name for event in await told(1) if event.type.value == "create"]
+        assert names == ["a", "a/b", "a/b/c.txt"], names
+        await handle.stop()
+    with step("watch_what_cannot_be_watched"):
+        with raises("FileNotFoundException"):
+            await sandbox.files.watch_dir("no/such", seen.put_nowait)
+        with raises("InvalidArgumentException"):
+            await sandbox.files.watch_dir("notes/bytes", seen.put_nowait)
 
 
 async def missing_files(sandbox: AsyncSandbox) -> None:

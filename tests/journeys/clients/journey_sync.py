@@ -6,8 +6,11 @@ Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they 
 from __future__ import annotations
 
 import datetime as dt
+import io
 import threading
 import time
+import urllib.error
+import urllib.request
 import uuid
 
 from e2b import CommandExitException, Sandbox, SandboxQuery, exceptions
@@ -172,7 +175,88 @@ def files(sandbox: Sandbox) -> None:
         sandbox.files.remove("deep")
         assert sandbox.files.exists("deep") is False
         sandbox.files.remove("deep")
+    transfers(sandbox)
+    watching(sandbox)
     missing_files(sandbox)
+
+
+def transfers(sandbox: Sandbox) -> None:
+    content = b"".join(b"line %d\n" % number for number in range(200_000))
+    with step("gzip_both_ways"):
+        sandbox.files.write("transfers/zipped", content, gzip=True)
+        assert sandbox.files.read("transfers/zipped", format="bytes", gzip=True) == content
+        assert sandbox.commands.run("wc -c < transfers/zipped").stdout.strip() == str(len(content))
+    with step("stream_up_and_down"):
+        sandbox.files.write("transfers/streamed", io.BytesIO(content))
+        assert b"".join(sandbox.files.read("transfers/streamed", format="stream")) == content
+        # A text file has no length that could be announced.
+        sandbox.files.write("transfers/text", io.StringIO("zwei\n" * 1000))
+        assert sandbox.files.read("transfers/text") == "zwei\n" * 1000
+    with step("file_metadata"):
+        written = sandbox.files.write("transfers/named", "x", metadata={"Author": "me", "kind": "a b"})
+        assert written.metadata == {"author": "me", "kind": "a b"}, written.metadata
+        assert sandbox.files.get_info("transfers/named").metadata == {"author": "me", "kind": "a b"}
+        found = {entry.name: entry.metadata for entry in sandbox.files.list("transfers")}
+        assert found["named"] == {"author": "me", "kind": "a b"}, found
+        assert not found["text"], found
+        with raises("InvalidArgumentException"):
+            sandbox.files.write("transfers/named", "x", metadata={"big": "x" * 5000})
+    with step("signed_urls"):
+        upload = sandbox.upload_url("transfers/by url é", use_signature_expiration=60)
+        assert send(upload, b"sent by url") == 200
+        assert sandbox.files.read("transfers/by url é") == "sent by url"
+        download = sandbox.download_url("transfers/by url é")
+        with urllib.request.urlopen(download) as answer:
+            assert answer.read() == b"sent by url"
+        assert send(download, b"overwritten") == 401
+        assert send(sandbox.upload_url("other", use_signature_expiration=-60), b"late") == 401
+        assert sandbox.files.exists("other") is False
+
+
+def send(url: str, content: bytes) -> int:
+    """Upload with a plain client; the status."""
+    request = urllib.request.Request(url, content, {"Content-Type": "application/octet-stream"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def watching(sandbox: Sandbox) -> None:
+    with step("watch_dir"):
+        sandbox.files.make_dir("watched")
+        handle = sandbox.files.watch_dir("watched", include_entry=True)
+        sandbox.files.write("watched/new.txt", "x")
+        events = handle.get_new_events()
+        assert [(event.name, event.type.value) for event in events] == [
+            ("new.txt", "create"),
+            ("new.txt", "chmod"),
+            ("new.txt", "write"),
+        ], events
+        assert all(event.entry is not None and event.entry.name == "new.txt" for event in events), events
+        sandbox.files.rename("watched/new.txt", "watched/newer.txt")
+        sandbox.files.remove("watched/newer.txt")
+        events = handle.get_new_events()
+        assert [(event.name, event.type.value) for event in events] == [
+            ("new.txt", "rename"),
+            ("newer.txt", "create"),
+            ("newer.txt", "remove"),
+        ], events
+        assert handle.get_new_events() == []
+        handle.stop()
+    with step("watch_dir_recursive"):
+        handle = sandbox.files.watch_dir("watched", recursive=True)
+        sandbox.files.write("watched/a/b/c.txt", "x")
+        names = [event.name for event in handle.get_new_events() if event.type.value == "create"]
+        assert names == ["a", "a/b", "a/b/c.txt"], names
+        handle.stop()
+    with step("watch_what_cannot_be_watched"):
+        with raises("FileNotFoundException"):
+            sandbox.files.watch_dir("no/such")
+        with raises("InvalidArgumentException"):
+            sandbox.files.watch_dir("notes/bytes")
 
 
 def missing_files(sandbox: Sandbox) -> None:
