@@ -73,6 +73,8 @@ def main() -> int:
             return 1 if changed else 0
         shutil.rmtree(committed, ignore_errors=True)
         shutil.copytree(fresh, committed)
+        # The temporary folder was private, and its mode came along.
+        committed.chmod(0o755)
     return 0
 
 
