@@ -20,7 +20,7 @@ from sandgate_api.envd.v1 import filesystem_pb2
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, REQUEST_ID
 from sandgate_edge.rest.call_status import CallStatus
-from sandgate_edge.routing import lost
+from sandgate_edge.routing import cut, lost
 from sandgate_errors import Internal, NotFound, SandgateError
 
 __all__ = ["PIECE", "AgentFiles", "Reading", "Writing"]
@@ -81,6 +81,15 @@ class AgentFiles:
     async def error(self, error: grpc.aio.AioRpcError) -> SandgateError:
         """What to tell the client; the answer must not have begun."""
         return await lost(self.request, self.located, error)
+
+    def cut(self, error: Exception | None = None) -> None:
+        """Reset the connection in the middle of an answer: an orderly end would pass a part off as the whole file.
+
+        What has become of an agent that does not answer is for the next request to find out, on a new channel.
+        """
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
+            self.request.app[AGENTS].forget(self.located)
+        cut(self.request)
 
     def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         agents = self.request.app[AGENTS]

@@ -24,7 +24,6 @@ from sandgate_edge.rest.gzip_stream import Gzip
 from sandgate_edge.rest.header_parameters import inline_disposition
 from sandgate_edge.rest.media_types import OCTET_STREAM, SNIFFED, by_content, by_extension
 from sandgate_edge.rest.ranges import ByteRange, UnsatisfiableRange, parse_ranges
-from sandgate_edge.routing import cut
 from sandgate_errors import SandgateError
 
 __all__ = ["send_file"]
@@ -72,8 +71,8 @@ async def _send_gzip(files: AgentFiles, reading: Reading) -> web.StreamResponse:
             await answer.write(await _compressed(gzip, piece))
             piece = await reading.piece()
         await answer.write_eof(gzip.end())
-    except grpc.aio.AioRpcError:
-        cut(files.request)
+    except grpc.aio.AioRpcError as error:
+        files.cut(error)
     return answer
 
 
@@ -100,8 +99,8 @@ async def _send_plain(files: AgentFiles, reading: Reading) -> web.StreamResponse
         await answer.prepare(files.request)
         await _copy(reading, answer, first=first, size=size)
         await answer.write_eof()
-    except (grpc.aio.AioRpcError, _CutOff):
-        cut(files.request)
+    except (grpc.aio.AioRpcError, _CutOff) as error:
+        files.cut(error)
     return answer
 
 
@@ -143,8 +142,8 @@ async def _send_one(
             await answer.prepare(files.request)
             await _copy(reading, answer, first=first, size=wanted.length)
             await answer.write_eof()
-        except (grpc.aio.AioRpcError, _CutOff):
-            cut(files.request)
+        except (grpc.aio.AioRpcError, _CutOff) as error:
+            files.cut(error)
     return answer
 
 
@@ -177,8 +176,8 @@ async def _send_part(files: AgentFiles, path: str, wanted: ByteRange, answer: we
     try:
         async with files.read(_range_request(path, wanted)) as reading:
             await _copy(reading, answer, first=await reading.piece(), size=wanted.length)
-    except (grpc.aio.AioRpcError, SandgateError, _CutOff):
-        cut(files.request)
+    except (grpc.aio.AioRpcError, SandgateError, _CutOff) as error:
+        files.cut(error)
         return False
     return True
 

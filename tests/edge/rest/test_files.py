@@ -620,13 +620,19 @@ async def test_a_file_that_grows_keeps_its_framing(edge, box):
         assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200")
 
 
-async def test_killing_the_sandbox_resets_a_download(edge):
-    """R13: an orderly end would pass the part off as the whole."""
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize("end", ["sandbox", "agent"])
+async def test_the_end_of_the_sandbox_resets_a_download(edge, end, encoding):
+    """R13: an orderly end would pass the part off as the whole, and gzip announces no length to compare with."""
     box = await edge.create()
-    (edge.home(box) / "big").write_bytes(bytes(60_000_000))
-    async with edge.raw(["GET /files?path=big HTTP/1.1"], box) as (reader, _):
+    (edge.home(box) / "big").write_bytes(random.Random(3).randbytes(60_000_000))
+    async with edge.raw(["GET /files?path=big HTTP/1.1", f"Accept-Encoding: {encoding}"], box) as (reader, _):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         await reader.readexactly(100_000)
-        assert (await edge.rest("DELETE", f"/sandboxes/{box['sandboxID']}"))[0] == 204
+        if end == "agent":
+            edge.backend.end_agent(box["sandboxID"])
+        else:
+            assert (await edge.rest("DELETE", f"/sandboxes/{box['sandboxID']}"))[0] == 204
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), 20)
 
