@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -33,11 +34,18 @@ def main() -> int:
     try:
         settings = _settings(sys.stdin.buffer.readline(_MAX_LINE_BYTES))
         logs.configure(settings.log_level)
+        _allow_descriptors()
         uvloop.run(_serve(settings))
     except _NotReady as error:
         _say({"ready": False, "error": str(error)})
         return 1
     return 0
+
+
+def _allow_descriptors() -> None:
+    """As many as the machine lets us have: each open stream is one connection, and the usual limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _NotReady(Exception):

@@ -254,6 +254,19 @@ async def test_killed_sandbox_resets_its_stream_and_health_says_502(edge):
     assert (health.status, health.json()["message"]) == (502, "The sandbox was not found")
 
 
+async def test_client_that_cannot_read_a_reset_gets_its_body_broken_off(edge):
+    """The oldest SDK asks for health only when the body ends before its last chunk."""
+    edge.agent.on["Start"] = endless
+    reader, writer = await edge.open_stream(START, REQUEST, {"User-Agent": "e2b-python-sdk/2.34.0"})
+    await reader.readuntil(b"}}}")
+    edge.core.sandboxes.clear()
+    await edge.agent.stop()
+    rest = await asyncio.wait_for(reader.read(), 20)
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert b"\x02" not in rest
+    writer.close()
+
+
 async def test_killed_sandbox_resets_each_of_its_streams(edge):
     edge.agent.on["Start"] = endless
     streams = [await edge.open_stream(START, REQUEST) for _ in range(8)]
