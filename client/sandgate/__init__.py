@@ -7,32 +7,35 @@ it is asked for, so that a command loads only what it needs.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandgate.client import (
-        AsyncCommandHandle,
-        AsyncSandbox,
+    from sandgate.client.async_commands import AsyncCommandHandle
+    from sandgate.client.async_sandbox import AsyncSandbox
+    from sandgate.client.commands import CommandHandle
+    from sandgate.client.exceptions import (
         CommandExitException,
-        CommandHandle,
+        InvalidArgumentException,
+        NotFoundException,
+        RateLimitException,
+        SandboxException,
+        TimeoutException,
+    )
+    from sandgate.client.process_calls import Program
+    from sandgate.client.records import (
         CommandResult,
         EntryInfo,
         FileType,
-        InvalidArgumentException,
-        NotFoundException,
         Output,
         OutputText,
         ProcessInfo,
         ProcessKind,
-        Program,
         PtySize,
-        RateLimitException,
-        Sandbox,
-        SandboxException,
         SandboxInfo,
         SandboxState,
-        TimeoutException,
     )
+    from sandgate.client.sandbox import Sandbox
 
 __all__ = [
     "AsyncCommandHandle",
@@ -58,10 +61,19 @@ __all__ = [
     "TimeoutException",
 ]
 
+#: Where each name is; what is in none of these is a record.
+_PLACES = {
+    "async_commands": {"AsyncCommandHandle"},
+    "async_sandbox": {"AsyncSandbox"},
+    "commands": {"CommandHandle"},
+    "exceptions": {name for name in __all__ if name.endswith("Exception")},
+    "process_calls": {"Program"},
+    "sandbox": {"Sandbox"},
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sandgate import client
-
-    return getattr(client, name)
+    place = next((place for place, names in _PLACES.items() if name in names), "records")
+    return getattr(import_module(f"sandgate.client.{place}"), name)

@@ -30,6 +30,8 @@ ENV_ONLY: Mapping[str, str] = {
     "SANDGATE_CONFIG": "the configuration file, as `--config`",
     "SANDGATE_ISOLATION": "as `--isolation`: sets `isolation` in `[backends.process]`",
     "SANDGATE_API_KEY": "the first API key: `e2b_` and 40 lower-case hexadecimal digits",
+    # Of the same name for the client, so that one environment serves both ends.
+    "SANDGATE_CORE": "read by the Python client only: the core's gRPC address",
     "SANDGATE_SEED": "the secret behind the sandboxes' access tokens: at least 32 hexadecimal digits",
     # Read by the project's own tests, which start gateways that inherit it.
     "SANDGATE_REQUIRE": "read by the tests only: what must not be skipped",
@@ -69,6 +71,16 @@ def _comma_list(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _grpc_target(text: str) -> str:
+    """An address of the core; a port alone is one of this machine, since nothing there is encrypted."""
+    if text.startswith("unix:/"):
+        return text
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535 or (not host and ":" in text):
+        raise ValueError(f"'{text}' is none of port, host:port and unix:/path")
+    return f"{host or '127.0.0.1'}:{port}"
+
+
 Number = Annotated[int, BeforeValidator(_no_bool)]
 
 
@@ -91,7 +103,8 @@ class Settings(BaseModel):
     on_exit: Literal["keep", "kill"] = Field("keep", description="what becomes of the sandboxes when the gateway stops")
     domain: str | None = Field(None, description="domain below which ports of sandboxes are reached")
     grpc_listen: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
-        (), description="more gRPC addresses of the core, `host:port` or `unix:/path`, besides its own socket"
+        (),
+        description="more gRPC addresses of the core, `port`, `host:port` or `unix:/path`, besides its own socket",
     )
     max_timeout: Number = Field(
         86_400, ge=1, le=100 * 365 * 86_400, description="longest life of a sandbox, in seconds"
@@ -122,6 +135,11 @@ class Settings(BaseModel):
             return value.expanduser().absolute()
         except RuntimeError as error:
             raise ValueError(f"no such home directory: {value}") from error
+
+    @field_validator("grpc_listen")
+    @classmethod
+    def _grpc_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(_grpc_target, value))
 
     @field_validator("domain")
     @classmethod

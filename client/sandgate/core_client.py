@@ -19,7 +19,7 @@ from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc
 from sandgate_errors import FailedPrecondition, SandgateError
 from sandgate_errors.grpc import from_status
 
-__all__ = ["Core", "connected"]
+__all__ = ["Core", "connected", "expect_gateway"]
 
 #: Killing may take the core some time; everything else is a matter of milliseconds.
 _TIMEOUT = 120.0
@@ -47,16 +47,16 @@ class Core:
 @contextlib.contextmanager
 def connected(state_dir: Path) -> Iterator[Core]:
     """The core of the gateway that runs on a state directory."""
-    path = runtime.core_socket(state_dir)
-    _expect_listener(path, state_dir)
+    path = expect_gateway(state_dir)
     token = state.read_private(state_dir / state.TOKEN)
     # A proxy of the environment is not for a socket on this machine.
     with grpc.insecure_channel(f"unix:{path}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         yield Core(channel, token)
 
 
-def _expect_listener(path: Path, state_dir: Path) -> None:
-    """Say that no gateway runs, in place of the refusal that gRPC would describe at length."""
+def expect_gateway(state_dir: Path) -> Path:
+    """The socket of the core. Says when no gateway runs, in place of the refusal that gRPC would describe at length."""
+    path = runtime.core_socket(state_dir)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
@@ -68,6 +68,7 @@ def _expect_listener(path: Path, state_dir: Path) -> None:
             f"no gateway is running on state directory {state_dir}: start one with 'sandgate serve', "
             "or name its directory with --state-dir"
         ) from None
+    return path
 
 
 def _translated(error: grpc.RpcError) -> SandgateError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from google.protobuf.duration_pb2 import Duration
 
 from sandgate.core_client import connected
 from sandgate.logs import printable
@@ -15,7 +16,7 @@ from sandgate.tables import show_table, when
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_errors import InvalidArgument, NotFound, SandgateError
 
-__all__ = ["kill", "show", "show_all"]
+__all__ = ["create", "kill", "show", "show_all"]
 
 _STATES = {
     sandboxes_pb2.SANDBOX_STATE_RUNNING: "running",
@@ -26,6 +27,30 @@ _ON_TIMEOUT = {
     sandboxes_pb2.ON_TIMEOUT_KILL: "kill",
     sandboxes_pb2.ON_TIMEOUT_PAUSE: "pause",
 }
+
+
+def create(
+    state_dir: Path,
+    *,
+    template: str,
+    timeout: int,
+    metadata: Mapping[str, str],
+    envs: Mapping[str, str],
+    internet: bool,
+    as_json: bool,
+) -> None:
+    """Make a sandbox of the default owner, and print its id alone on standard output, so that a script can catch it."""
+    request = sandboxes_pb2.CreateRequest(
+        template_id=template,
+        timeout=Duration(seconds=timeout),
+        metadata=metadata,
+        envs=envs,
+        secure=True,
+        allow_internet_access=internet,
+    )
+    with connected(state_dir) as core:
+        sandbox = core.ask(core.sandboxes.Create, request).sandbox
+    click.echo(json.dumps(_record(sandbox), indent=2, ensure_ascii=False) if as_json else sandbox.id)
 
 
 def show_all(state_dir: Path, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sandgate import runtime, state
 from sandgate_errors import InvalidArgument
 
-__all__ = ["Address", "resolve"]
+__all__ = ["Address", "of_gateway", "resolve"]
 
 #: The environment's names for what the arguments ``core``, ``api_key`` and ``state_dir`` are.
 CORE = "SANDGATE_CORE"
@@ -40,18 +40,24 @@ def resolve(*, core: str | None = None, api_key: str | None = None, state_dir: s
     key = _checked_key(api_key if api_key is not None else os.environ.get(API_KEY) or None)
     target = core if core is not None else os.environ.get(CORE) or None
     if target is None or state_dir is not None:
-        return _of_state_dir(_folder(state_dir), key)
+        return _on_this_machine(_folder(state_dir), key)
     if key is None:
         raise InvalidArgument(f"an API key is needed for the core at {target}: give api_key, or set {API_KEY}")
     return Address(target=target, credentials=(("api-key", key),))
 
 
-def _of_state_dir(folder: Path, key: str | None) -> Address:
-    target = f"unix:{runtime.core_socket(folder)}"
-    if key is not None:
-        return Address(target=target, credentials=(("api-key", key),))
+def of_gateway(folder: Path) -> Address:
+    """The core of this machine's gateway, for who manages it: sees everybody's sandboxes. Raises FailedPrecondition."""
     token = state.read_private(folder / state.TOKEN)
-    return Address(target=target, credentials=(("internal-token", token),))
+    return Address(target=_socket(folder), credentials=(("internal-token", token),))
+
+
+def _on_this_machine(folder: Path, key: str | None) -> Address:
+    return of_gateway(folder) if key is None else Address(target=_socket(folder), credentials=(("api-key", key),))
+
+
+def _socket(folder: Path) -> str:
+    return f"unix:{runtime.core_socket(folder)}"
 
 
 def _folder(given: str | Path | None) -> Path:

@@ -12,7 +12,7 @@ from sandgate.client.address import Address
 from sandgate.client.exceptions import exception_of
 from sandgate.client.faults import fault_of
 from sandgate.client.steps import OPTIONS, Ask, Effect, NoAnswer, Open, Read, Sleep, Steps, Upload
-from sandgate_errors import SandgateError
+from sandgate_errors import FailedPrecondition, SandgateError
 
 __all__ = ["Core"]
 
@@ -24,6 +24,7 @@ class Core:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._closed = False
         self._channel = grpc.insecure_channel(address.target, options=OPTIONS)
 
     def run(self, steps: Steps[_Result]) -> _Result:
@@ -37,6 +38,7 @@ class Core:
 
     def close(self) -> None:
         """End every call that is under way. A second time does nothing."""
+        self._closed = True
         self._channel.close()
 
     def _run(self, steps: Steps[_Result]) -> _Result:
@@ -57,6 +59,8 @@ class Core:
         if isinstance(effect, Read):
             assert isinstance(effect.stream, _Stream)  # noqa: S101 - made by this driver's own Open
             return effect.stream.read(effect.timeout)
+        if self._closed:
+            raise FailedPrecondition("the connection of this sandbox object was closed")
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
         if isinstance(effect, Open):

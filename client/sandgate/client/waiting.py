@@ -14,7 +14,7 @@ from sandgate.client.address import Address
 from sandgate.client.exceptions import exception_of
 from sandgate.client.faults import fault_of
 from sandgate.client.steps import OPTIONS, Ask, Effect, NoAnswer, Open, Read, Sleep, Steps, Upload
-from sandgate_errors import SandgateError
+from sandgate_errors import FailedPrecondition, SandgateError
 
 __all__ = ["AsyncCore"]
 
@@ -26,6 +26,7 @@ class AsyncCore:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._closed = False
         self._channel = grpc.aio.insecure_channel(address.target, options=OPTIONS)
 
     async def run(self, steps: Steps[_Result]) -> _Result:
@@ -39,6 +40,7 @@ class AsyncCore:
 
     async def close(self) -> None:
         """End every call that is under way. A second time does nothing."""
+        self._closed = True
         await self._channel.close()
 
     async def _run(self, steps: Steps[_Result]) -> _Result:
@@ -59,6 +61,8 @@ class AsyncCore:
         if isinstance(effect, Read):
             assert isinstance(effect.stream, _Stream)  # noqa: S101 - made by this driver's own Open
             return await effect.stream.read(effect.timeout)
+        if self._closed:
+            raise FailedPrecondition("the connection of this sandbox object was closed")
         if isinstance(effect, Sleep):
             return await asyncio.sleep(effect.seconds)
         if isinstance(effect, Open):
