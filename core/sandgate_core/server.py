@@ -6,6 +6,7 @@ the store and the backends hold has been put in order, so no call sees a state t
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -41,6 +42,9 @@ _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # By default two servers may share one TCP port without noticing, and each would get half of the calls.
     ("grpc.so_reuseport", 0),
+    # Clients on other machines ask on a silent connection whether it still lives; by default that is taken for an attack.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
 ]
 _log = structlog.get_logger(__name__)
 
@@ -53,6 +57,8 @@ class Core:
     first_key_created: bool
     #: gRPC targets, as configured but with the ports that were chosen.
     targets: list[str]
+    #: Set when another core has taken the database over, so that this one must end; None where that cannot be.
+    lost: asyncio.Event | None
 
 
 @asynccontextmanager
@@ -74,7 +80,7 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
             _sandboxes(settings, store, backends, agents) as sandboxes,
             _served(settings, sandboxes, keys=keys, tokens=tokens, agents=agents) as targets,
         ):
-            yield Core(first_key_created=created, targets=targets)
+            yield Core(first_key_created=created, targets=targets, lost=store.lost)
     finally:
         await store.close()
 
@@ -120,8 +126,9 @@ async def _sandboxes(
         started = True
         yield sandboxes
     finally:
-        # A start that failed is not an order to end what it found.
-        await sandboxes.stop(kill=started and settings.on_exit == "kill")
+        # A start that failed is not an order to end what it found, and what another core has taken over is not ours.
+        ours = started and not (store.lost is not None and store.lost.is_set())
+        await sandboxes.stop(kill=ours and settings.on_exit == "kill")
 
 
 @asynccontextmanager
