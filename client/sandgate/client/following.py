@@ -217,17 +217,22 @@ class Following:
     def _attach(self) -> Steps[Stream]:
         stream: Stream = yield self._target.connect(self.pid, self.last_seq + 1)
         try:
-            start = _start_of((yield Read(stream, _ATTEMPT)))
-            self._check_same(start)
-        except BaseException as error:
+            self._check_same((yield from self._answer(stream)))
+        except BaseException:
             stream.close()
-            if isinstance(error, NoAnswer):
-                raise Cut("the agent did not answer in time") from error
-            if isinstance(error, NotFound) and not isinstance(error, SandboxNotFound):
-                raise NotFound(f"process {self.pid} ended while the connection was lost, how is not known") from error
             raise
         self.reconnects += 1
         return stream
+
+    def _answer(self, stream: Stream) -> Steps[pb.ProcessEvent.StartEvent]:
+        try:
+            return _start_of((yield Read(stream, _ATTEMPT)))
+        except NoAnswer as error:
+            raise Cut("the agent did not answer in time") from error
+        except SandboxNotFound:
+            raise
+        except NotFound as error:
+            raise NotFound(f"process {self.pid} ended while the connection was lost, how is not known") from error
 
     def _check_same(self, start: pb.ProcessEvent.StartEvent) -> None:
         if start.incarnation != self._incarnation:
