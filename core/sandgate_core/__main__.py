@@ -77,8 +77,20 @@ async def _serve(settings: Settings, answer: IO[str], *, stop: asyncio.Event, re
     ):
         ready.set()
         _write(answer, {"ready": True, "first_key_created": core.first_key_created})
-        await stop.wait()
+        await _until(stop, core.lost)
         _log.info("the core stops")
+
+
+async def _until(stop: asyncio.Event, lost: asyncio.Event | None) -> None:
+    """Returns when the core is ordered to stop. Raises FailedPrecondition when another has taken its place."""
+    waits = {asyncio.create_task(event.wait()) for event in (stop, lost) if event is not None}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+    if lost is not None and lost.is_set():
+        raise FailedPrecondition("another core has taken the database over")
 
 
 def _order_to_stop() -> asyncio.Event:

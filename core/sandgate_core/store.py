@@ -9,6 +9,7 @@ The store knows rows and nothing of lifecycles; :mod:`sandgate_core.live` holds 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from sandgate_core import clock, schema
+from sandgate_core.locking import DatabaseLock
 from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
 from sandgate_core.states import State
 from sandgate_errors import AlreadyExists, Conflict, FailedPrecondition
@@ -61,8 +63,9 @@ class Piece:
 class Store:
     """An open database. Made by :meth:`open`, ended by :meth:`close`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, lock: DatabaseLock | None) -> None:
         self._engine = engine
+        self._lock = lock
 
     @classmethod
     async def open(cls, *, url: str | None, state_dir: Path) -> Self:
@@ -75,6 +78,7 @@ class Store:
             engine = _engine(target)
             undo.push_async_callback(engine.dispose)
             try:
+                lock = await _locked(engine, undo)
                 async with engine.begin() as connection:
                     await _bring_up_to_date(connection)
                     await _prune(connection)
@@ -83,10 +87,17 @@ class Store:
                     f"the database {target.render_as_string()} cannot be used: {_cause(error)}"
                 ) from error
             undo.pop_all()
-        return cls(engine)
+        return cls(engine, lock)
 
     async def close(self) -> None:
+        if self._lock is not None:
+            await self._lock.release()
         await self._engine.dispose()
+
+    @property
+    def lost(self) -> asyncio.Event | None:
+        """Set when another core has this database now; None where that cannot be."""
+        return None if self._lock is None else self._lock.lost
 
     # Sandboxes
 
@@ -328,6 +339,16 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+async def _locked(engine: AsyncEngine, undo: AsyncExitStack) -> DatabaseLock | None:
+    """A database that other hosts can reach is this core's alone; an SQLite file is, by the state directory's lock."""
+    if engine.dialect.name == "sqlite":
+        return None
+    lock = DatabaseLock(engine)
+    undo.push_async_callback(lock.release)
+    await lock.acquire()
+    return lock
 
 
 async def _bring_up_to_date(connection: AsyncConnection) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2, sandboxes_pb2_grpc
@@ -39,6 +41,8 @@ from sandgate_plugin_api import (
     Survivor,
     Template,
 )
+from sandgate_testing.postgres import PostgresServer
+from sandgate_testing.requirements import need
 
 INTERNAL = "internal-token-of-the-tests"
 KEY = "e2b_" + "0123456789" * 4
@@ -267,11 +271,14 @@ class Deployment:
     folder: Path
     world: World
     backend: LocalBackend
+    #: URL; None: SQLite in the folder.
+    database: str | None = None
 
     def settings(self, **changes: Any) -> Settings:
         defaults: dict[str, Any] = {
             "state_dir": self.folder,
             "runtime_dir": self.folder,
+            "database": self.database,
             "default_backend": "local",
             "internal_token": INTERNAL,
             "seed": SEED,
@@ -280,6 +287,20 @@ class Deployment:
             "envd_version": "0.6.13",
         }
         return Settings(**{**defaults, **changes})
+
+    async def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """What a statement finds in the database, whatever the core thinks of it."""
+        engine = create_async_engine(
+            f"sqlite+aiosqlite:///{self.folder / 'sandgate.db'}"
+            if self.database is None
+            else self.database.replace("postgresql:", "postgresql+asyncpg:")
+        )
+        try:
+            async with engine.begin() as connection:
+                result = await connection.execute(sa.text(statement), values)
+                return [tuple(row) for row in result] if result.returns_rows else []
+        finally:
+            await engine.dispose()
 
     @asynccontextmanager
     async def core(self, **changes: Any) -> AsyncIterator[Running]:
@@ -297,10 +318,30 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests of a worker; it is started by the first that needs it."""
+    need("postgres")
+    with PostgresServer.running() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[str | None]:
+    """An empty database of each kind: its URL, or None for SQLite in the state directory."""
+    if request.param == "sqlite":
+        yield None
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = await server.new_database()
+    yield url
+    await server.drop(url)
+
+
 @pytest.fixture
-async def deployment(folder: Path) -> AsyncIterator[Deployment]:
+async def deployment(folder: Path, database: str | None) -> AsyncIterator[Deployment]:
     world = World(folder)
-    yield Deployment(folder, world, LocalBackend(world))
+    yield Deployment(folder, world, LocalBackend(world), database)
     await world.close()
 
 
@@ -313,7 +354,7 @@ async def core(deployment: Deployment) -> AsyncIterator[Running]:
 @pytest.fixture
 async def sandboxes(deployment: Deployment) -> AsyncIterator[Sandboxes]:
     """The domain without a server in front, for what depends on the exact moment."""
-    store = await Store.open(url=None, state_dir=deployment.folder)
+    store = await Store.open(url=deployment.database, state_dir=deployment.folder)
     agents = Agents()
     sandboxes = Sandboxes(
         store=store,

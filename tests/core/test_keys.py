@@ -38,6 +38,8 @@ async def test_no_secret_is_stored(deployment, folder):
         secret = (await core.internal.call("CreateKey", name="x")).secret
         made = await core.owner.create(secure=True)
     stored = b"".join(path.read_bytes() for path in folder.glob("sandgate.db*"))
+    for table in ("sandboxes", "transitions", "api_keys", "meta"):
+        stored += repr(await deployment.sql(f"SELECT * FROM {table}")).encode()
     assert made.id.encode() in stored
     for text in (secret, core_key(), made.access_token, deployment.settings().seed.get_secret_value()):
         assert text.encode() not in stored

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 
 import pytest
 
 from sandgate_errors import FailedPrecondition, Internal, SandboxNotFound, SandgateError, Unavailable
 
 
-def rewrite(folder, statement, *values):
-    connection = sqlite3.connect(folder / "sandgate.db")
-    with connection:
-        connection.execute(statement, values)
-    connection.close()
-
-
-def state_of(folder, sandbox_id):
-    connection = sqlite3.connect(folder / "sandgate.db")
-    try:
-        return connection.execute("SELECT state FROM sandboxes WHERE id = ?", [sandbox_id]).fetchone()[0]
-    finally:
-        connection.close()
+async def state_of(deployment, sandbox_id):
+    ((state,),) = await deployment.sql("SELECT state FROM sandboxes WHERE id = :id", id=sandbox_id)
+    return state
 
 
 async def test_sandboxes_outlive_the_core(deployment, world):
@@ -46,7 +35,7 @@ async def test_on_exit_kill_ends_every_sandbox(deployment, world):
         assert await core.owner.ids() == []
 
 
-async def test_stop_calls_off_a_create_that_is_under_way(deployment, backend, world, folder):
+async def test_stop_calls_off_a_create_that_is_under_way(deployment, backend, world):
     reached = asyncio.Event()
     names = []
 
@@ -64,7 +53,7 @@ async def test_stop_calls_off_a_create_that_is_under_way(deployment, backend, wo
         await call
     await still_open.aclose()
     assert not world.boxes
-    assert state_of(folder, names[0]) == "failed"
+    assert await state_of(deployment, names[0]) == "failed"
 
 
 async def test_survivor_that_nobody_knows_is_destroyed(deployment, world, until):
@@ -84,37 +73,37 @@ async def test_ended_sandbox_that_still_exists_is_destroyed(deployment, world, u
             await core.owner.call("Get", id=made.id)
 
 
-async def test_record_whose_sandbox_is_gone_ends(deployment, world, folder):
+async def test_record_whose_sandbox_is_gone_ends(deployment, world):
     async with deployment.core() as core:
         made = await core.owner.create()
     await world.lose(made.id)
     async with deployment.core() as core:
         assert await core.owner.ids() == []
-        assert state_of(folder, made.id) == "failed"
+        assert await state_of(deployment, made.id) == "failed"
 
 
-async def test_half_made_sandbox_is_freed(deployment, world, folder):
+async def test_half_made_sandbox_is_freed(deployment, world):
     async with deployment.core() as core:
         made = await core.owner.create()
-    rewrite(folder, "UPDATE sandboxes SET state = 'creating' WHERE id = ?", made.id)
+    await deployment.sql("UPDATE sandboxes SET state = 'creating' WHERE id = :id", id=made.id)
     async with deployment.core():
         assert not world.boxes
-        assert state_of(folder, made.id) == "failed"
+        assert await state_of(deployment, made.id) == "failed"
 
 
-async def test_kill_that_was_under_way_is_finished(deployment, world, folder):
+async def test_kill_that_was_under_way_is_finished(deployment, world):
     async with deployment.core() as core:
         made = await core.owner.create()
-    rewrite(folder, "UPDATE sandboxes SET state = 'killing' WHERE id = ?", made.id)
+    await deployment.sql("UPDATE sandboxes SET state = 'killing' WHERE id = :id", id=made.id)
     async with deployment.core():
         assert not world.boxes
-        assert state_of(folder, made.id) == "killed"
+        assert await state_of(deployment, made.id) == "killed"
 
 
-async def test_overdue_sandbox_ends_at_start(deployment, world, folder, until):
+async def test_overdue_sandbox_ends_at_start(deployment, world, until):
     async with deployment.core() as core:
         made = await core.owner.create()
-    rewrite(folder, "UPDATE sandboxes SET end_at = 1 WHERE id = ?", made.id)
+    await deployment.sql("UPDATE sandboxes SET end_at = 1 WHERE id = :id", id=made.id)
     async with deployment.core():
         await until(lambda: not world.boxes)
 
@@ -127,27 +116,27 @@ async def test_deadline_holds_over_a_restart(deployment, world, until):
         await until(lambda: not world.boxes)
 
 
-async def test_live_sandbox_of_a_backend_that_is_not_configured_stops_the_start(deployment, world, folder):
+async def test_live_sandbox_of_a_backend_that_is_not_configured_stops_the_start(deployment, world):
     async with deployment.core() as core:
         made = await core.owner.create()
-    rewrite(folder, "UPDATE sandboxes SET backend = 'elsewhere' WHERE id = ?", made.id)
+    await deployment.sql("UPDATE sandboxes SET backend = 'elsewhere' WHERE id = :id", id=made.id)
     with pytest.raises(FailedPrecondition, match="1 in backend 'elsewhere'"):
         async with deployment.core():
             pass
     assert made.id in world.boxes
 
 
-async def test_failed_start_ends_no_sandbox_even_with_on_exit_kill(deployment, world, folder):
+async def test_failed_start_ends_no_sandbox_even_with_on_exit_kill(deployment, world):
     async with deployment.core() as core:
         made = await core.owner.create()
-    rewrite(folder, "UPDATE sandboxes SET backend = 'elsewhere' WHERE id = ?", made.id)
+    await deployment.sql("UPDATE sandboxes SET backend = 'elsewhere' WHERE id = :id", id=made.id)
     with pytest.raises(FailedPrecondition):
         async with deployment.core(on_exit="kill"):
             pass
     assert made.id in world.boxes
 
 
-async def test_another_seed_is_refused_while_protected_sandboxes_live(deployment, folder):
+async def test_another_seed_is_refused_while_protected_sandboxes_live(deployment):
     async with deployment.core() as core:
         made = await core.owner.create(secure=True)
     with pytest.raises(FailedPrecondition, match="the seed is not the one that 1 protected sandboxes"):

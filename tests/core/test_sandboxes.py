@@ -38,15 +38,9 @@ def end_of(sandbox) -> float:
     return sandbox.end_at.ToMicroseconds() / 1e6
 
 
-async def records_of(folder):
+async def records_of(deployment):
     """Every record of the database, ended ones included: id to state."""
-    import sqlite3
-
-    connection = sqlite3.connect(folder / "sandgate.db")
-    try:
-        return dict(connection.execute("SELECT id, state FROM sandboxes").fetchall())
-    finally:
-        connection.close()
+    return dict(await deployment.sql("SELECT id, state FROM sandboxes"))
 
 
 class TestCreate:
@@ -134,7 +128,7 @@ class TestCreate:
             assert not made.HasField("network")
 
     @pytest.mark.parametrize("error", [ResourceExhausted("no room"), Unavailable("busy"), Internal("no shell")])
-    async def test_backend_error_reaches_the_caller_and_leaves_nothing(self, core, backend, world, folder, error):
+    async def test_backend_error_reaches_the_caller_and_leaves_nothing(self, core, backend, world, deployment, error):
         async def refuse(_):
             raise error
 
@@ -142,7 +136,7 @@ class TestCreate:
         with pytest.raises(type(error), match=error.message):
             await core.owner.create()
         assert not world.boxes
-        assert set((await records_of(folder)).values()) == {"failed"}
+        assert set((await records_of(deployment)).values()) == {"failed"}
         assert await core.owner.ids() == []
 
     async def test_fault_of_a_plugin_is_internal_and_its_text_stays_inside(self, core, backend, world):
@@ -184,7 +178,7 @@ class TestCreate:
             assert not world.boxes
 
     @pytest.mark.parametrize("point", ["creating", "created", "init"])
-    async def test_cancelled_create_leaves_nothing(self, core, backend, world, folder, until, point):
+    async def test_cancelled_create_leaves_nothing(self, core, backend, world, deployment, until, point):
         reached, never = asyncio.Event(), asyncio.Event()
 
         async def stay(sandbox_id=""):
@@ -207,10 +201,10 @@ class TestCreate:
         assert not world.boxes
         await until(lambda: True)
         for _ in range(200):
-            if set((await records_of(folder)).values()) == {"failed"}:
+            if set((await records_of(deployment)).values()) == {"failed"}:
                 break
             await asyncio.sleep(0.01)
-        assert set((await records_of(folder)).values()) == {"failed"}
+        assert set((await records_of(deployment)).values()) == {"failed"}
 
     async def test_create_cancelled_at_any_moment_leaves_nothing(self, sandboxes, world, until):
         caller, spec = Caller(owner="o"), CreateSpec(template="base", timeout=60_000_000)
@@ -328,7 +322,7 @@ class TestKill:
         assert not world.boxes
         assert await core.owner.ids() == []
 
-    async def test_failed_destroy_is_repeated_until_nothing_is_left(self, core, backend, world, until, folder):
+    async def test_failed_destroy_is_repeated_until_nothing_is_left(self, core, backend, world, until, deployment):
         attempts = []
 
         async def fail_once(sandbox_id):
@@ -342,7 +336,7 @@ class TestKill:
             await core.owner.call("Kill", id=made.id)
         with pytest.raises(SandboxNotFound):
             await core.owner.call("Get", id=made.id)
-        assert (await records_of(folder))[made.id] == "killing"
+        assert (await records_of(deployment))[made.id] == "killing"
         await until(lambda: not world.boxes)
         assert len(attempts) == 2
 
@@ -539,14 +533,14 @@ class TestLost:
         assert (await core.internal.call("Locate", id=made.id, agent_lost=True)).sandbox == made
 
 
-async def test_history_keeps_the_last_hundred_changes(folder):
+async def test_history_keeps_the_last_hundred_changes(deployment):
     from dataclasses import replace
 
     from sandgate_core.records import SandboxRecord
     from sandgate_core.states import State
     from sandgate_plugin_api import Resources
 
-    store = await Store.open(url=None, state_dir=folder)
+    store = await Store.open(url=deployment.database, state_dir=deployment.folder)
     record = SandboxRecord(
         id="i1", owner="o", backend="b", template_id="t", alias="", state=State.CREATING, created_at=1, timeout=1,
         resources=Resources(cpu_count=1, memory_mb=1, disk_size_mb=1), handle={},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import stat
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 
-from sandgate_core import clock, schema
+from sandgate_core import clock, locking, schema
 from sandgate_core.records import NetworkRules, SandboxRecord
 from sandgate_core.states import TRANSITIONS, State
 from sandgate_core.store import KEEP_ENDED, Store
@@ -19,8 +18,8 @@ from sandgate_plugin_api import Resources
 
 
 @pytest.fixture
-async def store(folder):
-    store = await Store.open(url=None, state_dir=folder)
+async def store(folder, database):
+    store = await Store.open(url=database, state_dir=folder)
     yield store
     await store.close()
 
@@ -70,18 +69,13 @@ async def test_amending_a_record_that_changed_state_is_a_conflict(store):
     assert (await store.find("i1")).end_at is None
 
 
-async def test_database_of_a_newer_version_is_refused_and_left_alone(folder):
-    await (await Store.open(url=None, state_dir=folder)).close()
-    connection = sqlite3.connect(folder / "sandgate.db")
-    with connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
+async def test_database_of_a_newer_version_is_refused_and_left_alone(deployment, folder):
+    await (await Store.open(url=deployment.database, state_dir=folder)).close()
+    await deployment.sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(FailedPrecondition, match=r"newer version of sandgate \(schema '9999'") as refusal:
-        await Store.open(url=None, state_dir=folder)
+        await Store.open(url=deployment.database, state_dir=folder)
     assert "\n" not in refusal.value.message
-    connection = sqlite3.connect(folder / "sandgate.db")
-    assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
-    connection.close()
+    assert await deployment.sql("SELECT version_num FROM alembic_version") == [("9999",)]
 
 
 async def test_file_that_is_no_database_is_refused_in_one_line(folder):
@@ -113,6 +107,7 @@ async def test_unusable_url_is_one_line_without_the_password(folder, url, text):
     assert "\n" not in refusal.value.message
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_database_is_readable_by_its_owner_only(store, folder):
     await store.add(record(), note="create")
     for path in folder.glob("sandgate.db*"):
@@ -134,6 +129,7 @@ async def test_migrations_make_the_schema_that_the_code_uses(store, folder):
         assert await connection.run_sync(compare) == []
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_database_settings_are_in_force(store):
     async with store._engine.connect() as connection:
         for pragma, expected in {
@@ -145,7 +141,7 @@ async def test_database_settings_are_in_force(store):
             assert (await connection.execute(sa.text(f"PRAGMA {pragma}"))).scalar() == expected
 
 
-async def test_interrupted_migration_leaves_nothing_half_done(folder, monkeypatch):
+async def test_interrupted_migration_leaves_nothing_half_done(folder, database, monkeypatch):
     from alembic import op
 
     def fail(*_, **__):
@@ -154,17 +150,17 @@ async def test_interrupted_migration_leaves_nothing_half_done(folder, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(op, "create_index", fail)
         with pytest.raises(FailedPrecondition, match="power cut"):
-            await Store.open(url=None, state_dir=folder)
-    await (await Store.open(url=None, state_dir=folder)).close()
+            await Store.open(url=database, state_dir=folder)
+    await (await Store.open(url=database, state_dir=folder)).close()
 
 
-async def test_long_ended_records_are_forgotten_with_their_history(folder):
-    store = await Store.open(url=None, state_dir=folder)
+async def test_long_ended_records_are_forgotten_with_their_history(folder, database):
+    store = await Store.open(url=database, state_dir=folder)
     now = clock.now()
     for name, ended in (("old", now - KEEP_ENDED - 1), ("young", now - KEEP_ENDED + 10**9), ("live", None)):
         await store.add(record(name, ended_at=ended), note="create")
     await store.close()
-    store = await Store.open(url=None, state_dir=folder)
+    store = await Store.open(url=database, state_dir=folder)
     assert await store.find("old") is None
     assert await store.history("old") == []
     assert await store.find("young") is not None
@@ -178,6 +174,59 @@ async def test_error_of_the_database_does_not_tell_what_was_written(store):
     with pytest.raises(sa.exc.IntegrityError) as error:
         await store.add(written, note="create")
     assert "hunter2" not in str(error.value)
+
+
+@pytest.fixture
+async def shared(postgres):
+    """A database that two cores may be pointed at."""
+    url = await postgres.new_database()
+    yield url
+    await postgres.drop(url)
+
+
+async def test_second_core_on_a_database_is_refused_until_the_first_is_gone(folder, shared, monkeypatch):
+    monkeypatch.setattr(locking, "_PATIENCE", 0.2)
+    first = await Store.open(url=shared, state_dir=folder)
+    with pytest.raises(FailedPrecondition, match="another core uses this database") as refusal:
+        await Store.open(url=shared, state_dir=folder)
+    assert "\n" not in refusal.value.message
+    await first.close()
+    await (await Store.open(url=shared, state_dir=folder)).close()
+
+
+async def test_core_keeps_its_database_when_the_server_cuts_its_connections(folder, shared, postgres, monkeypatch):
+    monkeypatch.setattr(locking, "_LOOK", 0.05)
+    monkeypatch.setattr(locking, "_PATIENCE", 0.2)
+    store = await Store.open(url=shared, state_dir=folder)
+    await store.add(record(), note="create")
+    await postgres.cut_connections(shared)
+    assert await store.find("i1") is not None
+    async with asyncio.timeout(20):
+        while not await refused(shared, folder):  # noqa: ASYNC110 - the session's return has no event
+            await asyncio.sleep(0.05)
+    assert not store.lost.is_set()
+    await store.close()
+
+
+async def refused(url, folder) -> bool:
+    try:
+        await (await Store.open(url=url, state_dir=folder)).close()
+    except FailedPrecondition:
+        return True
+    return False
+
+
+async def test_core_that_lost_its_database_to_another_says_so(folder, shared, postgres, monkeypatch):
+    monkeypatch.setattr(locking, "_LOOK", 0.5)
+    monkeypatch.setattr(locking, "_PATIENCE", 0.2)
+    first = await Store.open(url=shared, state_dir=folder)
+    await postgres.cut_connections(shared)
+    second = await Store.open(url=shared, state_dir=folder)
+    async with asyncio.timeout(20):
+        await first.lost.wait()
+    assert not second.lost.is_set()
+    await first.close()
+    await second.close()
 
 
 def test_every_state_but_the_ended_ones_can_be_killed_and_ended_ones_never_come_back():

@@ -1,7 +1,7 @@
 """What a test needs of its machine, and what happens where that is missing.
 
 A machine without bubblewrap or Node still runs the rest: the test is skipped and says why. Where the whole must be
-tested, ``SANDGATE_REQUIRE=bubblewrap,node,packages`` names what must be there, and the same lack is a failure.
+tested, ``SANDGATE_REQUIRE=bubblewrap,node,packages,postgres`` names what must be there, and the same lack is a failure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
+
+from sandgate_testing.postgres import programs
 
 __all__ = ["lacking", "need"]
 
@@ -71,4 +73,13 @@ def _packages() -> str | None:
     return None
 
 
-_CHECKS: dict[str, Callable[[], str | None]] = {"bubblewrap": _bubblewrap, "node": _node, "packages": _packages}
+def _postgres() -> str | None:
+    return None if programs() is not None else "PostgreSQL is not installed: apt-get install postgresql"
+
+
+_CHECKS: dict[str, Callable[[], str | None]] = {
+    "bubblewrap": _bubblewrap,
+    "node": _node,
+    "packages": _packages,
+    "postgres": _postgres,
+}
