@@ -21,10 +21,17 @@ from sandgate_errors import Internal, InvalidArgument, NoSpace
 __all__ = ["PIECE_SIZE", "Reader", "Writer"]
 
 #: Large enough that the hop to a thread and the message around it do not count.
-PIECE_SIZE = 256 * 1024
+PIECE_SIZE = 512 * 1024
 #: Never waits for another side, and never takes a terminal over.
 _SAFE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+def _expect_many_pieces() -> None:
+    # Not at the top: it brings ctypes, see there.
+    from sandgate_agent.kernel import keep_freed_pieces
+
+    keep_freed_pieces()
 
 
 def _check_regular(path: str, info: os.stat_result) -> None:
@@ -76,7 +83,7 @@ class Reader(_OpenFile):
             raise
         self.size = info.st_size
         self.modified_ns = info.st_mtime_ns
-        self._position = offset
+        self._start = self._position = offset
         self._end = self._last_byte(offset, length)
 
     def read(self) -> bytes:
@@ -84,6 +91,8 @@ class Reader(_OpenFile):
         with self._lock:
             if self._fd is None:
                 return b""
+            if self._position > self._start:
+                _expect_many_pieces()
             wanted = PIECE_SIZE if self._end is None else min(PIECE_SIZE, self._end - self._position)
             if wanted <= 0:
                 return b""
@@ -137,6 +146,8 @@ class Writer(_OpenFile):
         with self._lock:
             if self._fd is None:
                 raise Internal(f"path '{self.path}' is closed")
+            if self._received:
+                _expect_many_pieces()
             self._received += len(data)
             try:
                 self._write(self._fd, data)

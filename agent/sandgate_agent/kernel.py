@@ -1,12 +1,13 @@
 """The few calls of the kernel that Python 3.11 has no function for, by ctypes.
 
-Imported by spawners after the fork, by the first watch, and nowhere on the agent's way to its first call: ctypes costs
+Imported by spawners after the fork, by the first watch or large file, and nowhere on the agent's way to its first call: ctypes costs
 milliseconds.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 
 __all__ = [
@@ -14,16 +15,23 @@ __all__ = [
     "drop_capabilities",
     "file_system_type",
     "hide_memory",
+    "keep_freed_pieces",
     "new_user_namespace",
     "set_io_priority",
     "set_name",
+    "set_timer_slack",
 ]
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
+_PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWUSER = 0x10000000
 _CAPABILITY_VERSION_3 = 0x20080522
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGE_BLOCK = 4 * 1024 * 1024
+_KEPT_BYTES = 8 * 1024 * 1024
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_SHIFT = 13
@@ -58,6 +66,11 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode())
 
 
+def set_timer_slack(nanoseconds: int) -> None:
+    """How late timers may be, for this process and what it starts from now on; 0: what it began with."""
+    _prctl(_PR_SET_TIMERSLACK, nanoseconds)
+
+
 def new_user_namespace() -> None:
     _check(_libc.unshare(_CLONE_NEWUSER))
 
@@ -83,3 +96,14 @@ def file_system_type(path: bytes) -> int:
     answer = (ctypes.c_long * 64)()
     _check(_libc.statfs(ctypes.c_char_p(path), ctypes.byref(answer)))
     return answer[0] & 0xFFFFFFFF
+
+
+@functools.cache
+def keep_freed_pieces() -> None:
+    """Let the C library keep the memory of a piece of a file for the next one. It would give each back to the kernel and get
+    it again page by page, at more than the cost of all else. Has no effect with a library that has no such choice.
+    """
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -37,6 +37,8 @@ _OPTIONS = (
     # A Start may carry megabytes of arguments, so that the system and not the transport says what is too long.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", -1),
+    # A piece of a file in one frame, not in thirty.
+    ("grpc.http2.max_frame_size", 1024 * 1024),
     # A taken port is an error and not shared.
     ("grpc.so_reuseport", 0),
 )

@@ -22,6 +22,7 @@ import uvloop
 from pydantic import ValidationError
 
 from sandgate_edge import logs
+from sandgate_edge.allocator import keep_freed_pieces
 from sandgate_edge.app import build
 from sandgate_edge.server import Server
 from sandgate_edge.settings import Settings
@@ -34,6 +35,7 @@ def main() -> int:
     try:
         settings = _settings(sys.stdin.buffer.readline(_MAX_LINE_BYTES))
         logs.configure(settings.log_level)
+        keep_freed_pieces()
         _allow_descriptors()
         uvloop.run(_serve(settings))
     except _NotReady as error:

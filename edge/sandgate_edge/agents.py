@@ -42,6 +42,8 @@ class Agents:
         self._options = (
             ("grpc.max_send_message_length", max_rpc_bytes + _SLACK_BYTES),
             ("grpc.max_receive_message_length", max_rpc_bytes + _SLACK_BYTES),
+            # A piece of a file in one frame, not in thirty.
+            ("grpc.http2.max_frame_size", 1024 * 1024),
             ("grpc.max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.initial_reconnect_backoff_ms", 100),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
 
 import sandgate_agent
 from sandgate_agent.accounts import Account, OwnerNames
@@ -79,10 +79,7 @@ class AgentService:
         owner = (account.uid, account.gid) if self._sandbox.accounts.owns_files else None
         writer = await _opened(lambda: Writer(path, owner))
         try:
-            async for request in requests:
-                if request.WhichOneof("part") != "data":
-                    raise InvalidArgument("a message of WriteFile after the first is not data")
-                await asyncio.to_thread(writer.write, request.data)
+            await _receive_content(writer, requests)
             names = OwnerNames(self._sandbox.accounts, account)
             entry = await asyncio.to_thread(writer.finish, metadata, names)
         finally:
@@ -141,7 +138,29 @@ async def _send_content(reader: Reader, call: Call) -> None:
             await call.send(pb.ReadFileResponse(data=data))
             data = await ahead
         finally:
-            ahead.cancel()
+            _leave(ahead)
+
+
+async def _receive_content(writer: Writer, requests: AsyncIterator[pb.WriteFileRequest]) -> None:
+    loop = asyncio.get_running_loop()
+    writing: asyncio.Future[None] = loop.create_future()
+    writing.set_result(None)
+    try:
+        async for request in requests:
+            if request.WhichOneof("part") != "data":
+                raise InvalidArgument("a message of WriteFile after the first is not data")
+            # One piece is written while the next comes in.
+            await writing
+            writing = loop.run_in_executor(None, writer.write, request.data)
+        await writing
+    finally:
+        _leave(writing)
+
+
+def _leave(work: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more; its error, if there is one, has been told or comes too late."""
+    if not work.cancel() and not work.cancelled():
+        work.exception()
 
 
 def _header(reader: Reader) -> pb.ReadFileResponse.Header:

@@ -26,7 +26,7 @@ from sandgate_errors import Internal, NotFound, SandgateError
 __all__ = ["PIECE", "AgentFiles", "Reading", "Writing"]
 
 #: The size of one message. Larger ones gain nothing; smaller ones cost a task switch each.
-PIECE = 256 * 1024
+PIECE = 512 * 1024
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Writing:
         self._pieces.clear()
         self._size = 0
         # A single piece can be larger than an agent takes when the client sent a great chunk.
-        for start in range(0, len(data), 4 * PIECE):
-            piece = data if len(data) <= 4 * PIECE else data[start : start + 4 * PIECE]
+        for start in range(0, len(data), 2 * PIECE):
+            piece = data if len(data) <= 2 * PIECE else data[start : start + 2 * PIECE]
             await self._send(agent_pb2.WriteFileRequest(data=piece))
 
     async def _send(self, message: agent_pb2.WriteFileRequest) -> None:
