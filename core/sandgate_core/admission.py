@@ -59,13 +59,12 @@ class Admitted:
 class Admission:
     """The rules of one deployment."""
 
-    def __init__(self, backends: Mapping[str, Backend], *, default_backend: str, max_timeout: int) -> None:
+    def __init__(self, backends: Mapping[str, Backend], *, default_backend: str) -> None:
         self._backend = backends[default_backend]
-        self._max_timeout = max_timeout
 
-    async def admit(self, spec: CreateSpec) -> Admitted:
-        """Raises InvalidArgument, CapabilityMissing, Unimplemented or NotFound."""
-        _check_request(spec, max_timeout=self._max_timeout)
+    async def admit(self, spec: CreateSpec, *, longest_life: int) -> Admitted:
+        """``longest_life`` in microseconds. Raises InvalidArgument, CapabilityMissing, Unimplemented or NotFound."""
+        _check_request(spec, max_timeout=longest_life)
         _check_envs(spec.envs)
         template = await self._template(spec.template)
         for capability in _needed(spec):

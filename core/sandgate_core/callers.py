@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from sandgate_core.keys import Keys
+from sandgate_core.keys import KeyRecord, Keys
 from sandgate_errors import PermissionDenied, Unauthenticated
 
 __all__ = ["API_KEY", "DEFAULT_OWNER", "INTERNAL_TOKEN", "Caller", "Callers", "current", "enter"]
@@ -30,6 +30,8 @@ class Caller:
     #: None: sees all.
     owner: str | None
     internal: bool = False
+    #: The key that proved it.
+    key: KeyRecord | None = None
 
     def sees(self, owner: str) -> bool:
         return self.owner is None or self.owner == owner
@@ -73,13 +75,14 @@ class Callers:
             raise _refusal()
         if tokens and not hmac.compare_digest(tokens[0].encode(), self._internal_token):
             raise _refusal()
-        return Caller(owner=self._owner_of(keys[0]) if keys else None, internal=bool(tokens))
+        key = self._key_of(keys[0]) if keys else None
+        return Caller(owner=None if key is None else key.owner, internal=bool(tokens), key=key)
 
-    def _owner_of(self, key: str) -> str:
-        owner = self._keys.owner_of(key)
-        if owner is None:
+    def _key_of(self, secret: str) -> KeyRecord:
+        key = self._keys.use(secret)
+        if key is None:
             raise _refusal()
-        return owner
+        return key
 
 
 def _refusal() -> Unauthenticated:

@@ -23,6 +23,7 @@ from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
 from sandgate_core.identifiers import new_sandbox_id
 from sandgate_core.live import Live, LiveTable
+from sandgate_core.quotas import Quotas
 from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
 from sandgate_errors import Canceled, DeadlineExceeded
@@ -60,6 +61,7 @@ class Creation:
         expiry: Expiry,
         agents: Agents,
         errands: Errands,
+        quotas: Quotas,
         patience: float,
     ) -> None:
         self._table = table
@@ -67,6 +69,7 @@ class Creation:
         self._ending = ending
         self._agents = agents
         self._errands = errands
+        self._quotas = quotas
         self._patience = patience
         self._attempts: set[_Attempt] = set()
 
@@ -109,7 +112,8 @@ class Creation:
         self._attempts.add(attempt)
         try:
             record, request = _plan(admitted, owner=owner)
-            live = await self._table.add(record, note="create")
+            with self._quotas.place(owner, record.resources):
+                live = await self._table.add(record, note="create")
             async with live.lock:
                 await self._make(attempt, live, admitted=admitted, request=request)
                 return live.record

@@ -2,20 +2,27 @@
 
 A key is shown once, when it is made; the store holds its SHA-256. A key has 160 random bits, so a plain hash cannot be
 searched, and looking a key up by its hash leaks nothing by timing. Valid keys are held in memory (written through), so
-checking one touches no disk and a revoked one is refused from the next call on.
+checking one touches no disk and a revoked one is refused from the next call on. When a key was last used is noted in
+memory, once a minute at most, and written from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
 import string
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import structlog
 
 from sandgate_core import clock
 from sandgate_core.store import Store
+from sandgate_core.teams import Teams
 from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound
 
 __all__ = ["KeyRecord", "Keys"]
@@ -23,10 +30,14 @@ __all__ = ["KeyRecord", "Keys"]
 #: The form that the SDKs check before they send anything.
 _FORM = re.compile(r"e2b_[0-9a-f]{40}")
 _PREFIX_LENGTH = len("e2b_") + 6
-_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _NAME_LENGTH = 100
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _FIRST = "first"
+#: Microseconds between two notes that a key was used.
+_USE_STEP = 60 * clock.MICROSECONDS
+#: Seconds between two writes of such notes.
+_USE_PAUSE = 5.0
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,43 +53,70 @@ class KeyRecord:
     owner: str
     created_at: int
     revoked_at: int | None = None
+    #: To the minute.
+    last_used_at: int | None = None
 
 
 class Keys:
     """The valid keys."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, teams: Teams) -> None:
         self._store = store
+        self._teams = teams
         self._by_digest: dict[str, KeyRecord] = {}
+        #: When keys were last used, by id; not in the store yet.
+        self._used: dict[str, int] = {}
 
     async def load(self) -> None:
         self._by_digest = {key.digest: key for key in map(_record_of, await self._store.keys()) if not key.revoked_at}
 
-    def owner_of(self, secret: str) -> str | None:
-        """Whose key this is; None for one that does not hold."""
-        key = self._by_digest.get(_digest(secret))
-        return None if key is None else key.owner
+    @asynccontextmanager
+    async def noting_use(self) -> AsyncIterator[None]:
+        """While the block runs, the store hears of the keys that are used; at its end, of all that were."""
+        writing = asyncio.create_task(self._keep_writing())
+        try:
+            yield
+        finally:
+            writing.cancel()
+            await asyncio.wait({writing})
+            await self._write_use()
 
-    def list(self) -> list[KeyRecord]:
-        """Valid keys, oldest first."""
-        return sorted(self._by_digest.values(), key=lambda key: (key.created_at, key.id))
+    def use(self, secret: str) -> KeyRecord | None:
+        """The key behind a secret, noted as used now; None for one that does not hold."""
+        key = self._by_digest.get(_digest(secret))
+        if key is None:
+            return None
+        now = clock.now()
+        # The clock may have been set back: a time to come is as good as none.
+        if key.last_used_at is None or not 0 <= now - key.last_used_at < _USE_STEP:
+            key = self._by_digest[key.digest] = replace(key, last_used_at=now)
+            self._used[key.id] = now
+        return key
+
+    def list(self, *, owner: str = "") -> list[KeyRecord]:
+        """Valid keys, oldest first; with ``owner`` that team's only."""
+        found = (key for key in self._by_digest.values() if owner in {"", key.owner})
+        return sorted(found, key=lambda key: (key.created_at, key.id))
 
     async def create(self, *, name: str, owner: str) -> tuple[KeyRecord, str]:
         """A new key and its secret, which is not kept. Raises InvalidArgument."""
-        if not _OWNER.fullmatch(owner):
-            raise InvalidArgument(
-                "an owner is 1 to 64 letters, digits, '.', '_', '@', '-', and starts with a letter or digit"
-            )
-        if len(name) > _NAME_LENGTH or not name.isprintable():
-            raise InvalidArgument(f"a key's name is at most {_NAME_LENGTH} printable characters")
+        _check_name(name)
         secret = f"e2b_{secrets.token_hex(20)}"
         return await self._add(secret, name=name, owner=owner), secret
 
-    async def revoke(self, key_id: str) -> None:
-        """Ends a key. Raises NotFound for an unknown or revoked one."""
-        key = next((key for key in self._by_digest.values() if key.id == key_id), None)
-        if key is None:
-            raise NotFound(f"there is no valid key '{key_id[:64]}'")
+    async def rename(self, key_id: str, *, name: str, owner: str = "") -> KeyRecord:
+        """Raises NotFound as :meth:`revoke` does, InvalidArgument."""
+        _check_name(name)
+        key = self._find(key_id, owner)
+        await self._store.rename_key(key.id, name)
+        # Looked up again: it may have been used or revoked meanwhile.
+        current = self._find(key_id, owner)
+        renamed = self._by_digest[current.digest] = replace(current, name=name)
+        return renamed
+
+    async def revoke(self, key_id: str, *, owner: str = "") -> None:
+        """Ends a key. Raises NotFound for an unknown or revoked one, and with ``owner`` for another team's."""
+        key = self._find(key_id, owner)
         # Out of memory first: should the store fail, the key is refused until a restart rather than accepted.
         self._by_digest.pop(key.digest, None)
         await self._store.revoke_key(key.id, at=clock.now())
@@ -106,6 +144,27 @@ class Keys:
         await self._add(secret, name=_FIRST, owner=owner)
         return True
 
+    def _find(self, key_id: str, owner: str) -> KeyRecord:
+        key = next((key for key in self.list(owner=owner) if key.id == key_id), None)
+        if key is None:
+            raise NotFound(f"there is no valid key '{key_id[:64]}'")
+        return key
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(_USE_PAUSE)
+            await self._write_use()
+
+    async def _write_use(self) -> None:
+        used, self._used = self._used, {}
+        if not used:
+            return
+        try:
+            await self._store.note_use(used)
+        except Exception:
+            # Not worth a failure of anything else; the next use is noted again within a minute.
+            _log.exception("the last use of keys could not be stored")
+
     async def _add(self, secret: str, *, name: str, owner: str) -> KeyRecord:
         key = KeyRecord(
             id="k" + "".join(secrets.choice(_ID_LETTERS) for _ in range(7)),
@@ -115,9 +174,15 @@ class Keys:
             owner=owner,
             created_at=clock.now(),
         )
+        await self._teams.ensure(owner)
         await self._store.add_key(asdict(key))
         self._by_digest[key.digest] = key
         return key
+
+
+def _check_name(name: str) -> None:
+    if len(name) > _NAME_LENGTH or not name.isprintable():
+        raise InvalidArgument(f"a key's name is at most {_NAME_LENGTH} printable characters")
 
 
 def _digest(secret: str) -> str:

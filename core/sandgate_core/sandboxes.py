@@ -31,12 +31,14 @@ from sandgate_core.listing import Page, Query, page_of
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.metrics import Metrics
 from sandgate_core.pausing import Pausing
+from sandgate_core.quotas import Quotas
 from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.recovery import Recovery
 from sandgate_core.repeats import Repeats, in_progress
 from sandgate_core.samples import Series
 from sandgate_core.states import State
 from sandgate_core.store import Change, Store
+from sandgate_core.teams import Teams
 from sandgate_errors import (
     AlreadyExists,
     Conflict,
@@ -68,6 +70,7 @@ class Sandboxes:
         self,
         *,
         store: Store,
+        teams: Teams,
         backends: Mapping[str, Backend],
         default_backend: str,
         agents: Agents,
@@ -86,13 +89,15 @@ class Sandboxes:
         )
         self._repeats = Repeats(store)
         self._metrics = Metrics(table=self._table, agents=agents, store=store)
-        self._admission = Admission(backends, default_backend=default_backend, max_timeout=self._max_life)
+        self._quotas = Quotas(teams, self._table)
+        self._admission = Admission(backends, default_backend=default_backend)
         self._creation = Creation(
             table=self._table,
             ending=self._ending,
             expiry=self._expiry,
             agents=agents,
             errands=self._errands,
+            quotas=self._quotas,
             patience=create_timeout,
         )
         self._stopping = False
@@ -190,7 +195,8 @@ class Sandboxes:
             earlier = await self._repeats.earlier(owner=owner, key=spec.idempotency_key, digest=spec.digest)
             if earlier is not None:
                 return earlier
-        admitted = await self._admission.admit(spec)
+        self._quotas.count_create(owner)
+        admitted = await self._admission.admit(spec, longest_life=self._longest_life(owner))
         try:
             return await self._creation.create(admitted, owner=owner)
         except AlreadyExists as error:
@@ -260,8 +266,9 @@ class Sandboxes:
         """Raises what a connect is refused with: first for its timeout, then for the sandbox (C43)."""
         if timeout < clock.MICROSECONDS:
             raise InvalidArgument("timeout must be at least one second")
-        if timeout > self._max_life:
-            raise InvalidArgument(f"timeout must be at most {self._max_life // clock.MICROSECONDS} seconds")
+        longest = self._max_life if caller.owner is None else self._longest_life(caller.owner)
+        if timeout > longest:
+            raise InvalidArgument(f"timeout must be at most {longest // clock.MICROSECONDS} seconds")
         self._must_go_on()
         live = self._find(sandbox_id, caller)
         if live.record.state is State.KILLING:
@@ -269,6 +276,9 @@ class Sandboxes:
         if not live.record.state.shown:
             raise SandboxNotFound.of(live.record.id)
         return live
+
+    def _longest_life(self, owner: str) -> int:
+        return self._quotas.longest_life(owner, most=self._max_life)
 
     def _must_go_on(self) -> None:
         if self._stopping:
@@ -304,7 +314,7 @@ class Sandboxes:
 
     async def _move_end(self, live: Live, *, timeout: int, extend_only: bool) -> None:
         record, now = live.record, clock.now()
-        latest = (record.started_at or now) + self._max_life
+        latest = (record.started_at or now) + self._longest_life(record.owner)
         if timeout > 0 and latest <= now:
             raise InvalidArgument("the longest life of the sandbox is used up")
         end = min(now + max(timeout, 0), latest)
@@ -346,7 +356,7 @@ class Sandboxes:
             # Another request may have woken it, or another pause may have kept less.
             if _may_be_woken(live.record):
                 self._must_go_on()
-                life = min(max(live.record.timeout, _SHORTEST_WOKEN_LIFE), self._max_life)
+                life = min(max(live.record.timeout, _SHORTEST_WOKEN_LIFE), self._longest_life(live.record.owner))
                 await self._pausing.resume(live, life=life, memory=True, note="traffic")
 
     async def _at_rest(self, live: Live) -> None:

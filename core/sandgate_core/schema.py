@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = ["HEAD", "api_keys", "measurements", "meta", "metadata", "sandboxes", "transitions"]
+__all__ = ["HEAD", "api_keys", "measurements", "meta", "metadata", "sandboxes", "teams", "transitions"]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0002"
+HEAD = "0003"
 
 metadata = sa.MetaData()
 
@@ -81,6 +81,21 @@ api_keys = sa.Table(
     sa.Column("owner", sa.String(64), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("revoked_at", sa.BigInteger),
+    sa.Column("last_used_at", sa.BigInteger),
+)
+
+#: Owners of keys and sandboxes. A limit that is NULL does not hold.
+teams = sa.Table(
+    "teams",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("max_sandboxes", sa.Integer),
+    sa.Column("max_cpus", sa.Integer),
+    sa.Column("max_memory_mb", sa.BigInteger),
+    sa.Column("max_life", sa.BigInteger),
+    sa.Column("creates_per_minute", sa.Integer),
 )
 
 meta = sa.Table(

@@ -17,16 +17,17 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc
+from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
 from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
 from sandgate_core.callers import DEFAULT_OWNER, Callers
 from sandgate_core.interception import Interceptor
 from sandgate_core.keys import Keys
 from sandgate_core.sandboxes import Sandboxes
-from sandgate_core.services import KeyService, Relay, SandboxService
+from sandgate_core.services import KeyService, Relay, SandboxService, TeamService
 from sandgate_core.settings import Settings
 from sandgate_core.states import State
 from sandgate_core.store import Store
+from sandgate_core.teams import Teams
 from sandgate_core.tokens import Tokens
 from sandgate_errors import FailedPrecondition
 from sandgate_plugin_api import Backend
@@ -71,14 +72,17 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
     try:
         tokens = Tokens(settings.seed_bytes)
         await _check_seed(store, tokens)
-        keys = Keys(store)
+        teams = Teams(store)
+        await teams.load()
+        keys = Keys(store, teams)
         first_key = None if settings.first_key is None else settings.first_key.get_secret_value()
         created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
         await keys.load()
         async with (
+            keys.noting_use(),
             _agents() as agents,
-            _sandboxes(settings, store, backends, agents) as sandboxes,
-            _served(settings, sandboxes, keys=keys, tokens=tokens, agents=agents) as targets,
+            _sandboxes(settings, store, teams, backends, agents) as sandboxes,
+            _served(settings, sandboxes, keys=keys, teams=teams, tokens=tokens, agents=agents) as targets,
         ):
             yield Core(first_key_created=created, targets=targets, lost=store.lost)
     finally:
@@ -110,10 +114,11 @@ async def _agents() -> AsyncIterator[Agents]:
 
 @asynccontextmanager
 async def _sandboxes(
-    settings: Settings, store: Store, backends: Mapping[str, Backend], agents: Agents
+    settings: Settings, store: Store, teams: Teams, backends: Mapping[str, Backend], agents: Agents
 ) -> AsyncIterator[Sandboxes]:
     sandboxes = Sandboxes(
         store=store,
+        teams=teams,
         backends=backends,
         default_backend=settings.default_backend,
         agents=agents,
@@ -133,13 +138,14 @@ async def _sandboxes(
 
 @asynccontextmanager
 async def _served(
-    settings: Settings, sandboxes: Sandboxes, *, keys: Keys, tokens: Tokens, agents: Agents
+    settings: Settings, sandboxes: Sandboxes, *, keys: Keys, teams: Teams, tokens: Tokens, agents: Agents
 ) -> AsyncIterator[list[str]]:
     callers = Callers(keys, internal_token=settings.internal_token.get_secret_value())
     server = grpc.aio.server(interceptors=[Interceptor(callers)], options=_OPTIONS)
     service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
     sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(keys), server)
+    teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(teams), server)
     server.add_generic_rpc_handlers((Relay(sandboxes, agents),))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

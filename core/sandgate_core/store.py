@@ -206,6 +206,33 @@ class Store:
                 table.update().where(table.c.id == key_id, table.c.revoked_at.is_(None)).values(revoked_at=at)
             )
 
+    async def rename_key(self, key_id: str, name: str) -> None:
+        table = schema.api_keys
+        async with self._engine.begin() as connection:
+            await connection.execute(table.update().where(table.c.id == key_id).values(name=name))
+
+    async def note_use(self, used: Mapping[str, int]) -> None:
+        """When keys were used last, by id."""
+        table = schema.api_keys
+        async with self._engine.begin() as connection:
+            for key_id, at in used.items():
+                await connection.execute(table.update().where(table.c.id == key_id).values(last_used_at=at))
+
+    # Teams
+
+    async def teams(self) -> list[dict[str, Any]]:
+        async with self._engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(sa.select(schema.teams))).mappings()]
+
+    async def add_team(self, row: Mapping[str, object]) -> None:
+        async with self._engine.begin() as connection:
+            await connection.execute(schema.teams.insert(), dict(row))
+
+    async def change_team(self, row: Mapping[str, object]) -> None:
+        table = schema.teams
+        async with self._engine.begin() as connection:
+            await connection.execute(table.update().where(table.c.id == row["id"]).values(dict(row)))
+
     # What a deployment remembers of itself
 
     async def remembered(self, name: str) -> str | None:

@@ -128,7 +128,22 @@ class Conflict(SandgateError):
 
 
 class ResourceExhausted(SandgateError):
-    """A quota, rate or size limit was reached."""
+    """A quota, rate or size limit was reached.
+
+    ``limit`` is the number that was reached, for a quota or rate of the caller's team.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        error_code: str | None = None,
+        retry_after: float | None = None,
+        should_retry: bool | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, error_code=error_code, retry_after=retry_after, should_retry=should_retry)
+        self.limit = limit
 
 
 class NoSpace(ResourceExhausted):

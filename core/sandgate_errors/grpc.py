@@ -6,6 +6,7 @@ The status code carries the kind, the status details the message, and trailing m
     error-code     the published slug
     retry-after    seconds
     should-retry   true | false
+    limit          the number of a quota or rate that was reached
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def trailers_of(error: SandgateError) -> tuple[tuple[str, str], ...]:
         trailers.append(("retry-after", f"{error.retry_after:g}"))
     if error.should_retry is not None:
         trailers.append(("should-retry", "true" if error.should_retry else "false"))
+    if isinstance(error, ResourceExhausted) and error.limit is not None:
+        trailers.append(("limit", str(error.limit)))
     return tuple(trailers)
 
 
@@ -100,12 +103,15 @@ def from_status(
     notes = {key: value for key, value in pairs if isinstance(value, str)}
     cls = _REASONS.get(notes.get("error-reason", ""), _KINDS.get(code, SandgateError))
     retry = notes.get("should-retry")
-    return cls(
+    error = cls(
         message,
         error_code=notes.get("error-code"),
         retry_after=_seconds(notes.get("retry-after")),
         should_retry=None if retry is None else retry == "true",
     )
+    if isinstance(error, ResourceExhausted) and notes.get("limit", "").isdecimal():
+        error.limit = int(notes["limit"])
+    return error
 
 
 def _seconds(text: str | None) -> float | None:

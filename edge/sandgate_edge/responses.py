@@ -204,6 +204,10 @@ def _retry_headers(error: SandgateError) -> dict[str, str]:
         headers["Should-Retry"] = "true" if error.should_retry else "false"
     if error.retry_after is not None and math.isfinite(error.retry_after):
         headers["Retry-After"] = str(max(0, math.ceil(error.retry_after)))
+    if isinstance(error, ResourceExhausted) and error.limit is not None:
+        # C57. It was reached, so nothing of it remains.
+        headers |= {"RateLimit-Limit": str(error.limit), "RateLimit-Remaining": "0"}
+        headers["RateLimit-Reset"] = headers.get("Retry-After", "0")
     return headers
 
 

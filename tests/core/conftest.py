@@ -23,12 +23,20 @@ from google.protobuf.duration_pb2 import Duration
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
-from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_api.core.v1 import (
+    keys_pb2,
+    keys_pb2_grpc,
+    sandboxes_pb2,
+    sandboxes_pb2_grpc,
+    teams_pb2,
+    teams_pb2_grpc,
+)
 from sandgate_core.agents import Agents
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.server import run_core
 from sandgate_core.settings import Settings
 from sandgate_core.store import Store
+from sandgate_core.teams import Teams
 from sandgate_errors.grpc import from_status
 from sandgate_plugin_api import (
     AgentAddress,
@@ -213,9 +221,10 @@ class Client:
         self.credentials = credentials
         self._sandboxes = sandboxes_pb2_grpc.SandboxServiceStub(self.channel)
         self._keys = keys_pb2_grpc.KeyServiceStub(self.channel)
+        self._teams = teams_pb2_grpc.TeamServiceStub(self.channel)
 
     async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
-        stub = self._keys if hasattr(self._keys, method) else self._sandboxes
+        stub = next(stub for stub in (self._keys, self._teams, self._sandboxes) if hasattr(stub, method))
         request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
         try:
             return await getattr(stub, method)(request, metadata=self.credentials)
@@ -231,9 +240,9 @@ class Client:
 
 
 def _messages_of(stub: Any) -> Any:
-    from sandgate_api.core.v1 import keys_pb2
-
-    return keys_pb2 if isinstance(stub, keys_pb2_grpc.KeyServiceStub) else sandboxes_pb2
+    return {keys_pb2_grpc.KeyServiceStub: keys_pb2, teams_pb2_grpc.TeamServiceStub: teams_pb2}.get(
+        type(stub), sandboxes_pb2
+    )
 
 
 def seconds(number: float) -> Duration:
@@ -358,6 +367,7 @@ async def sandboxes(deployment: Deployment) -> AsyncIterator[Sandboxes]:
     agents = Agents()
     sandboxes = Sandboxes(
         store=store,
+        teams=Teams(store),
         backends={"local": deployment.backend},
         default_backend="local",
         agents=agents,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound, Unauthenticated
+from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 
 
 async def test_made_key_works_until_it_is_revoked(deployment, folder):
@@ -18,14 +18,14 @@ async def test_made_key_works_until_it_is_revoked(deployment, folder):
         assert (answer.key.name, answer.key.owner) == ("ci", "team")
         client = core.client(("api-key", answer.secret))
         await client.call("List")
-        assert answer.key in (await internal.call("ListKeys")).keys
+        assert answer.key.id in [key.id for key in (await internal.call("ListKeys")).keys]
     async with deployment.core() as core:
         client, internal = core.client(("api-key", answer.secret)), core.internal
         await client.call("List")
         await internal.call("RevokeKey", id=answer.key.id)
         with pytest.raises(Unauthenticated):
             await client.call("List")
-        assert answer.key not in (await internal.call("ListKeys")).keys
+        assert answer.key.id not in [key.id for key in (await internal.call("ListKeys")).keys]
         with pytest.raises(NotFound):
             await internal.call("RevokeKey", id=answer.key.id)
     async with deployment.core() as core:
@@ -111,3 +111,31 @@ async def test_malformed_first_key_stops_the_start(deployment, key):
     with pytest.raises(FailedPrecondition, match="40 lower-case hexadecimal digits"):
         async with deployment.core(first_key=key):
             pass
+
+
+async def test_last_use_of_a_key_is_kept(deployment):
+    async with deployment.core() as core:
+        secret = (await core.internal.call("CreateKey", name="x")).secret
+        (unused,) = [key for key in (await core.internal.call("ListKeys")).keys if key.name == "x"]
+        assert not unused.HasField("last_used_at")
+        client = core.client(("api-key", secret))
+        await client.call("List")
+        (used,) = [key for key in (await core.internal.call("ListKeys")).keys if key.name == "x"]
+        assert used.last_used_at.ToMicroseconds() >= used.created_at.ToMicroseconds()
+        await client.call("List")
+    async with deployment.core() as core:
+        # Once a minute: the second call within it changed nothing.
+        assert used in (await core.internal.call("ListKeys")).keys
+
+
+async def test_key_is_renamed_and_one_team_has_no_say_over_anothers(core):
+    key = (await core.internal.call("CreateKey", name="old", owner="a")).key
+    for method, fields in (("RenameKey", {"name": "x"}), ("RevokeKey", {})):
+        with pytest.raises(NotFound):
+            await core.internal.call(method, id=key.id, owner="b", **fields)
+        with pytest.raises(PermissionDenied):
+            await core.owner.call(method, id=key.id, **fields)
+    assert (await core.internal.call("RenameKey", id=key.id, name="new", owner="a")).key.name == "new"
+    assert [key.name for key in (await core.internal.call("ListKeys", owner="a")).keys] == ["new"]
+    with pytest.raises(InvalidArgument):
+        await core.internal.call("RenameKey", id=key.id, name="a\nb")

@@ -3,5 +3,6 @@
 from sandgate_core.services.keys import KeyService
 from sandgate_core.services.relay import Relay
 from sandgate_core.services.sandboxes import SandboxService
+from sandgate_core.services.teams import TeamService
 
-__all__ = ["KeyService", "Relay", "SandboxService"]
+__all__ = ["KeyService", "Relay", "SandboxService", "TeamService"]

@@ -26,15 +26,31 @@ class KeyService(keys_pb2_grpc.KeyServiceServicer):
 
     async def ListKeys(self, request: keys_pb2.ListKeysRequest, context: Any) -> keys_pb2.ListKeysResponse:  # noqa: N802
         current().must_be_internal()
-        return keys_pb2.ListKeysResponse(keys=map(_message_of, self._keys.list()))
+        return keys_pb2.ListKeysResponse(keys=map(_message_of, self._keys.list(owner=request.owner)))
 
     async def RevokeKey(self, request: keys_pb2.RevokeKeyRequest, context: Any) -> keys_pb2.RevokeKeyResponse:  # noqa: N802
         current().must_be_internal()
-        await self._keys.revoke(request.id)
+        await self._keys.revoke(request.id, owner=request.owner)
         return keys_pb2.RevokeKeyResponse()
+
+    async def RenameKey(self, request: keys_pb2.RenameKeyRequest, context: Any) -> keys_pb2.RenameKeyResponse:  # noqa: N802
+        current().must_be_internal()
+        key = await self._keys.rename(request.id, name=request.name, owner=request.owner)
+        return keys_pb2.RenameKeyResponse(key=_message_of(key))
 
 
 def _message_of(key: KeyRecord) -> keys_pb2.Key:
-    created = Timestamp()
-    created.FromMicroseconds(key.created_at)
-    return keys_pb2.Key(id=key.id, name=key.name, owner=key.owner, prefix=key.prefix, created_at=created)
+    return keys_pb2.Key(
+        id=key.id,
+        name=key.name,
+        owner=key.owner,
+        prefix=key.prefix,
+        created_at=_timestamp(key.created_at),
+        last_used_at=None if key.last_used_at is None else _timestamp(key.last_used_at),
+    )
+
+
+def _timestamp(microseconds: int) -> Timestamp:
+    message = Timestamp()
+    message.FromMicroseconds(microseconds)
+    return message

@@ -28,15 +28,20 @@ class Key(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     PREFIX_FIELD_NUMBER: builtins.int
     CREATED_AT_FIELD_NUMBER: builtins.int
+    LAST_USED_AT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Short and public, for example `k3f9a2`."""
     name: builtins.str
     owner: builtins.str
-    """Whose sandboxes the key sees."""
+    """The team whose sandboxes the key sees."""
     prefix: builtins.str
     """The first characters, to recognise a key by."""
     @property
     def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    @property
+    def last_used_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """To the minute; absent: never."""
+
     def __init__(
         self,
         *,
@@ -45,9 +50,10 @@ class Key(google.protobuf.message.Message):
         owner: builtins.str = ...,
         prefix: builtins.str = ...,
         created_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        last_used_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["created_at", b"created_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "id", b"id", "name", b"name", "owner", b"owner", "prefix", b"prefix"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["created_at", b"created_at", "last_used_at", b"last_used_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["created_at", b"created_at", "id", b"id", "last_used_at", b"last_used_at", "name", b"name", "owner", b"owner", "prefix", b"prefix"]) -> None: ...
 
 Global___Key: typing_extensions.TypeAlias = Key
 
@@ -59,7 +65,7 @@ class CreateKeyRequest(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     name: builtins.str
     owner: builtins.str
-    """Empty: `default`."""
+    """A team, which is made without limits if there is none of this id. Empty: `default`."""
     def __init__(
         self,
         *,
@@ -95,9 +101,15 @@ Global___CreateKeyResponse: typing_extensions.TypeAlias = CreateKeyResponse
 class ListKeysRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    OWNER_FIELD_NUMBER: builtins.int
+    owner: builtins.str
+    """One team's keys only. Empty: all."""
     def __init__(
         self,
+        *,
+        owner: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["owner", b"owner"]) -> None: ...
 
 Global___ListKeysRequest: typing_extensions.TypeAlias = ListKeysRequest
 
@@ -122,13 +134,17 @@ class RevokeKeyRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     id: builtins.str
+    owner: builtins.str
+    """Only if it is this team's. Empty: any."""
     def __init__(
         self,
         *,
         id: builtins.str = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "owner", b"owner"]) -> None: ...
 
 Global___RevokeKeyRequest: typing_extensions.TypeAlias = RevokeKeyRequest
 
@@ -141,3 +157,42 @@ class RevokeKeyResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___RevokeKeyResponse: typing_extensions.TypeAlias = RevokeKeyResponse
+
+@typing.final
+class RenameKeyRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    name: builtins.str
+    owner: builtins.str
+    """Only if it is this team's. Empty: any."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        owner: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "name", b"name", "owner", b"owner"]) -> None: ...
+
+Global___RenameKeyRequest: typing_extensions.TypeAlias = RenameKeyRequest
+
+@typing.final
+class RenameKeyResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    @property
+    def key(self) -> Global___Key: ...
+    def __init__(
+        self,
+        *,
+        key: Global___Key | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key"]) -> None: ...
+
+Global___RenameKeyResponse: typing_extensions.TypeAlias = RenameKeyResponse

@@ -49,6 +49,11 @@ class KeyServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.RenameKey = channel.unary_unary(
+                '/sandgate_api.core.v1.KeyService/RenameKey',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyResponse.FromString,
+                _registered_method=True)
 
 
 class KeyServiceServicer(object):
@@ -74,6 +79,12 @@ class KeyServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenameKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +102,11 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'RenameKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenameKey,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +190,33 @@ class KeyService(object):
             '/sandgate_api.core.v1.KeyService/RevokeKey',
             sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_keys__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenameKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.KeyService/RenameKey',
+            sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_keys__pb2.RenameKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

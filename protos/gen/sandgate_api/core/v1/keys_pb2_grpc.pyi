@@ -73,7 +73,23 @@ _KeyServiceRevokeKeyType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyServiceStub(typing.Generic[_KeyServiceCreateKeyType, _KeyServiceListKeysType, _KeyServiceRevokeKeyType]):
+_KeyServiceRenameKeyType = typing_extensions.TypeVar(
+    '_KeyServiceRenameKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+        sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+        sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+        sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
+    ],
+)
+
+class KeyServiceStub(typing.Generic[_KeyServiceCreateKeyType, _KeyServiceListKeysType, _KeyServiceRevokeKeyType, _KeyServiceRenameKeyType]):
     @typing.overload
     def __init__(self: KeyServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -87,6 +103,10 @@ class KeyServiceStub(typing.Generic[_KeyServiceCreateKeyType, _KeyServiceListKey
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.keys_pb2.RevokeKeyRequest,
             sandgate_api.core.v1.keys_pb2.RevokeKeyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+            sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -104,6 +124,10 @@ class KeyServiceStub(typing.Generic[_KeyServiceCreateKeyType, _KeyServiceListKey
             sandgate_api.core.v1.keys_pb2.RevokeKeyRequest,
             sandgate_api.core.v1.keys_pb2.RevokeKeyResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+            sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     CreateKey: _KeyServiceCreateKeyType
@@ -113,6 +137,8 @@ class KeyServiceStub(typing.Generic[_KeyServiceCreateKeyType, _KeyServiceListKey
 
     RevokeKey: _KeyServiceRevokeKeyType
     """Holds for the next call. NOT_FOUND for an unknown id."""
+
+    RenameKey: _KeyServiceRenameKeyType
 
 KeyServiceAsyncStub: typing_extensions.TypeAlias = KeyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -126,6 +152,10 @@ KeyServiceAsyncStub: typing_extensions.TypeAlias = KeyServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.keys_pb2.RevokeKeyRequest,
         sandgate_api.core.v1.keys_pb2.RevokeKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+        sandgate_api.core.v1.keys_pb2.RenameKeyResponse,
     ],
 ]
 
@@ -152,5 +182,12 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.keys_pb2.RevokeKeyResponse, collections.abc.Awaitable[sandgate_api.core.v1.keys_pb2.RevokeKeyResponse]]:
         """Holds for the next call. NOT_FOUND for an unknown id."""
+
+    @abc.abstractmethod
+    def RenameKey(
+        self,
+        request: sandgate_api.core.v1.keys_pb2.RenameKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.keys_pb2.RenameKeyResponse, collections.abc.Awaitable[sandgate_api.core.v1.keys_pb2.RenameKeyResponse]]: ...
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
