@@ -332,3 +332,15 @@ async def test_remove_while_others_write(agent: Agent) -> None:
                 refused: Any = error.details()
                 # Something was made between the last look and the removal: said, not hidden.
                 assert "Directory not empty" in refused
+
+
+@pytest.mark.parametrize("second", [-(2**31), 2**32, 2**34, 300_000_000_000, 2**40])
+async def test_time_beyond_all_calendars_does_not_hide_a_directory(agent: Agent, second: int) -> None:
+    """Anybody may give a file any time; one that no reply can carry is shown as the nearest that can be."""
+    file = agent.home / "f"
+    file.touch()
+    os.utime(file, (second, second))
+    kept = os.stat(file).st_mtime
+    (entry,) = await agent.listing(str(agent.home))
+    assert entry.modified_time.seconds == min(kept, 253_402_300_799)
+    entry.modified_time.ToJsonString()

@@ -1,8 +1,8 @@
 """The two codecs of Connect: messages to and from JSON and protobuf (behaviour W1, W3; envd.md 2.1).
 
 JSON goes through protobuf's own mapping, which reads both spellings of a field, names and numbers of enums, and numbers
-as text, and ignores what it does not know. Two things are by hand: output of a process is written directly, because all
-of a command's bytes pass here; and base64 is checked on input, because the library drops characters it cannot read, so
+as text, and ignores what it does not know. Three things are by hand: output of a process is written directly, because all
+of a command's bytes pass here; so are lists of entries (:mod:`sandgate_edge.connect.entry_json`); and base64 is checked on input, because the library drops characters it cannot read, so
 that a typing error would become other bytes in somebody's terminal.
 """
 
@@ -20,7 +20,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from sandgate_api.envd.v1 import process_pb2
+from sandgate_api.envd.v1 import filesystem_pb2, process_pb2
+from sandgate_edge.connect.entry_json import events_json, listing_json
 from sandgate_errors import InvalidArgument, ResourceExhausted
 
 __all__ = ["CODECS", "JSON", "PROTO", "Codec"]
@@ -71,6 +72,10 @@ class _Json(Codec):
     def encode(self, message: Message) -> bytes:
         if isinstance(message, _FOLLOWED) and (output := _output(message.event)) is not None:
             return output
+        if isinstance(message, filesystem_pb2.ListDirResponse):
+            return listing_json(message.entries)
+        if isinstance(message, filesystem_pb2.GetWatcherEventsResponse):
+            return events_json(message.events)
         return json.dumps(json_format.MessageToDict(message), separators=(",", ":"), ensure_ascii=False).encode()
 
 
