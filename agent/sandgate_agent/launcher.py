@@ -45,7 +45,12 @@ class Program:
     env: dict[str, str]
     cwd: str
     fds: Sequence[int]
+    #: Whether the first of ``fds`` becomes the controlling terminal.
     terminal: bool = False
+    #: By which what it starts is recognized, see :mod:`sandgate_agent.family`.
+    mark: int
+    #: Whether its orphans become its children (X4).
+    subreaper: bool = False
 
 
 class Child:
@@ -213,6 +218,8 @@ class _AccountSpawner:
                 "env": program.env,
                 "cwd": program.cwd,
                 "terminal": program.terminal,
+                "mark": program.mark,
+                "subreaper": program.subreaper,
             },
             program.fds,
         )
@@ -281,7 +288,8 @@ class Launcher:
     ) -> None:
         #: Whether programs of other accounts run under other ids.
         self.switches_users = switches_users
-        self._root_pid = root_pid
+        #: The ancestor of everything that is started here.
+        self.root_pid = root_pid
         self._on_root_lost = on_root_lost
         #: Where the next program of an account is started.
         self._spawners: dict[tuple[object, ...], _AccountSpawner] = {}
@@ -327,13 +335,13 @@ class Launcher:
         while not self._root_reaped():
             if loop.time() > deadline:
                 # Its death ends nothing of ours that is still to be waited for; init reaps it after us.
-                os.kill(self._root_pid, signal.SIGKILL)
+                os.kill(self.root_pid, signal.SIGKILL)
                 return
             await asyncio.sleep(0.005)
 
     def _root_reaped(self) -> bool:
         try:
-            return os.waitpid(self._root_pid, os.WNOHANG)[0] != 0
+            return os.waitpid(self.root_pid, os.WNOHANG)[0] != 0
         except ChildProcessError:
             return True
 

@@ -46,6 +46,11 @@ class Mailbox(Generic[T]):
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
+    def waiting(self) -> int:
+        """How many items the reader has not taken yet."""
+        return len(self._items)
+
+    @property
     def full(self) -> bool:
         return len(self._items) >= self._capacity
 

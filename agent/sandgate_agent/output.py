@@ -1,8 +1,11 @@
-"""Output of one process: read as it comes, numbered, fanned out to whoever follows (behaviour.md 4).
+"""Output of one process: read as it comes, numbered, fanned out to whoever follows (behaviour.md 4, X11-X14).
 
 Bytes are never decoded, joined or split by lines. A follower who reads slowly fills its queue; a full queue pauses the
 reading, so the pipe fills and the process waits (O15). Without followers everything is read and thrown away, so that
 the process never waits for nobody (O16). The last pieces stay for replay and hold nothing up.
+
+*Strict* output is never thrown away unread: without followers it waits like a full queue does, until somebody attaches
+or the patience with that is over (X13).
 """
 
 from __future__ import annotations
@@ -13,16 +16,21 @@ import errno
 import fcntl
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from sandgate_agent.countdown import Countdown
 from sandgate_agent.mailbox import Mailbox
 from sandgate_errors import SandgateError
 
-__all__ = ["Output", "Piece", "Stream", "output_pipe"]
+__all__ = ["Follower", "Output", "Piece", "Stream", "output_pipe", "replayed"]
 
 #: Pieces for one follower, and pieces kept for replay.
 QUEUE_PIECES = 64
+#: Pieces of strict output that are kept though somebody took them: transports hold megabytes that a cut connection loses.
+_IN_FLIGHT_PIECES = 256
+#: How long strict output waits for a reader before the process is given up (X13).
+STALL_SECONDS = 30.0
 #: Pieces taken in one turn of the event loop: enough that a turn's cost does not count, few enough to be fair.
 _TURN_PIECES = 16
 #: Fewer switches between agent and process than the default of 64 KiB, and within what an unprivileged user may have.
@@ -51,6 +59,19 @@ class Piece(NamedTuple):
     data: bytes
 
 
+def replayed(retained: Iterable[Piece], from_seq: int | None) -> list[Piece]:
+    """What who attaches gets of the past: nothing unless asked for (A3), else what is left from there on (X11)."""
+    return [] if from_seq is None else [piece for piece in retained if piece.seq >= from_seq]
+
+
+class Follower(Mailbox[Piece]):
+    """The queue of one stream, which begins with the piece number ``first_seq``."""
+
+    def __init__(self, first_seq: int, on_room: Callable[[], None]) -> None:
+        super().__init__(QUEUE_PIECES, on_room=on_room)
+        self.first_seq = first_seq
+
+
 def output_pipe() -> tuple[int, int]:
     """A pipe for a program's output: our end, which does not block, and the program's."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -66,56 +87,78 @@ def output_pipe() -> tuple[int, int]:
 class Output:
     """Owns the reading ends of one process's streams."""
 
-    def __init__(self, sources: Mapping[Stream, int]) -> None:
+    def __init__(self, sources: Mapping[Stream, int], *, on_stall: Callable[[], None] | None = None) -> None:
+        """``on_stall`` makes it strict, and is called once when nobody has read for too long."""
         self._open = dict(sources)
         self._on_end: Callable[[], None] = lambda: None
-        self._followers: list[Mailbox[Piece]] = []
+        self._on_stall = on_stall
+        self._followers: list[Follower] = []
         self._loop = asyncio.get_running_loop()
-        self._next_seq = 1
+        #: The number that the next piece will have.
+        self.next_seq = 1
+        #: Up to here somebody took it.
+        self._taken_seq = 0
         self._reading = False
-        self.retained: deque[Piece] = deque(maxlen=QUEUE_PIECES)
+        self._stall: Countdown | None = None
+        self._stalled_with = 0
+        self._retained: deque[Piece] = deque()
+        self._keep = QUEUE_PIECES + (0 if on_stall is None else _IN_FLIGHT_PIECES)
 
     @property
     def at_end(self) -> bool:
         return not self._open
+
+    @property
+    def retained(self) -> tuple[Piece, ...]:
+        self._forget_old()
+        return tuple(self._retained)
 
     def start(self, *, on_end: Callable[[], None]) -> None:
         """Begin to read; ``on_end`` is called once, when every stream is at its end."""
         self._on_end = on_end
         self._resume()
 
-    def follow(self) -> Mailbox[Piece]:
-        """A new follower: gets every piece from now on."""
-        mailbox: Mailbox[Piece] = Mailbox(QUEUE_PIECES, on_room=self._resume)
-        self._followers.append(mailbox)
-        return mailbox
+    def follow(self, from_seq: int | None = None) -> Follower:
+        """A new follower: gets what is retained from there on, if asked for, and every piece from now on."""
+        past = replayed(self.retained, from_seq)
+        follower = Follower(past[0].seq if past else self.next_seq, self._resume)
+        for piece in past:
+            follower.put(piece)
+        self._followers.append(follower)
+        self._resume()
+        return follower
 
-    def leave(self, mailbox: Mailbox[Piece]) -> None:
+    def leave(self, follower: Follower) -> None:
         """A follower left; if it was the one that held the process up, reading goes on at once."""
-        mailbox.close()
-        if mailbox in self._followers:
-            self._followers.remove(mailbox)
+        self._taken_seq = max(self._taken_seq, self.next_seq - 1 - follower.waiting)
+        follower.close()
+        if follower in self._followers:
+            self._followers.remove(follower)
             self._resume()
+            if self._held_up():
+                self._count_stall()
 
-    def finish(self, failure_for: Callable[[Mailbox[Piece]], SandgateError | None]) -> None:
+    def finish(self, failure_for: Callable[[Follower], SandgateError | None]) -> None:
         """Pass on what the descriptors hold now, close them and end every follower's stream."""
         self._pause()
+        self._end_stall()
         for stream in list(self._open):
             self._drain(stream)
-        for mailbox in self._followers:
-            mailbox.end(failure_for(mailbox))
+        for follower in self._followers:
+            follower.end(failure_for(follower))
         self._followers.clear()
 
     def fail_all(self, failure: SandgateError) -> None:
         """End every follower's stream now. Reading goes on."""
-        for mailbox in self._followers:
-            mailbox.fail(failure)
+        for follower in self._followers:
+            follower.fail(failure)
         self._followers.clear()
         self._resume()
 
     def _resume(self) -> None:
         if not self._reading and self._open and not self._held_up():
             self._reading = True
+            self._end_stall()
             for stream, fd in self._open.items():
                 self._loop.add_reader(fd, self._readable, stream, fd)
 
@@ -125,7 +168,30 @@ class Output:
             self._loop.remove_reader(fd)
 
     def _held_up(self) -> bool:
-        return any(mailbox.full for mailbox in self._followers)
+        if self._on_stall is not None and not self._followers:
+            return self.next_seq - 1 - self._taken_seq >= QUEUE_PIECES
+        return any(follower.full for follower in self._followers)
+
+    def _count_stall(self) -> None:
+        if self._on_stall is not None and self._stall is None:
+            self._stalled_with = self._waiting()
+            self._stall = Countdown(STALL_SECONDS, self._stall_over)
+
+    def _stall_over(self) -> None:
+        self._stall = None
+        if self._waiting() < self._stalled_with:
+            # Somebody reads, only so slowly that there is no room yet.
+            self._count_stall()
+        elif self._on_stall is not None:
+            self._on_stall()
+
+    def _waiting(self) -> int:
+        return sum(follower.waiting for follower in self._followers)
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _readable(self, stream: Stream, fd: int) -> None:
         size = stream.piece_size
@@ -139,17 +205,25 @@ class Output:
             self._publish(stream, data)
             if self._held_up():
                 self._pause()
+                self._count_stall()
                 return
             if len(data) < size and stream is not Stream.PTY:
                 # A short read of a pipe emptied it.
                 return
 
     def _publish(self, stream: Stream, data: bytes) -> None:
-        piece = Piece(self._next_seq, stream, data)
-        self._next_seq += 1
-        self.retained.append(piece)
-        for mailbox in self._followers:
-            mailbox.put(piece)
+        piece = Piece(self.next_seq, stream, data)
+        self.next_seq += 1
+        self._retained.append(piece)
+        for follower in self._followers:
+            follower.put(piece)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """What a follower has not taken yet is kept besides: who is cut off while it lags can have it all again."""
+        keep = self._keep + max((follower.waiting for follower in self._followers), default=0)
+        while len(self._retained) > keep:
+            self._retained.popleft()
 
     def _ended(self, stream: Stream) -> None:
         self._close(stream)

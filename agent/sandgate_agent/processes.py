@@ -3,7 +3,10 @@
 Between the service, which speaks protobuf, and the launcher, which has programs started. A process is *live* from its
 start to its end event. The end event is due when the program was reaped and its pipes are at their end (O8), or when it
 was reaped after a signal or the time limit (O9), or, on a terminal, when it was reaped: what a child writes to the
-terminal later has no reader (as with any terminal whose shell is gone).
+terminal later has no reader (as with any terminal whose shell is gone). While something is being ended it is not due yet,
+so that after the end event nothing of it is left.
+
+How far signals and the time limit reach is a :class:`Reach`; who is reached is for :mod:`sandgate_agent.family` to find.
 
 Start is finished even if its caller leaves half way: otherwise a program could run that no list shows (T8).
 """
@@ -11,17 +14,24 @@ Start is finished even if its caller leaves half way: otherwise a program could 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import enum
 import errno
+import itertools
+import logging
 import os
 import signal
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from sandgate_agent.accounts import Account
+from sandgate_agent.countdown import Countdown
+from sandgate_agent.family import MARKS, Family
 from sandgate_agent.launcher import Child, Launcher, Program
-from sandgate_agent.mailbox import Mailbox
-from sandgate_agent.output import Output, Piece, Stream, output_pipe
+from sandgate_agent.output import Follower, Output, Piece, Stream, output_pipe
 from sandgate_agent.pty import Size, Terminal
 from sandgate_agent.stdin import Stdin
 from sandgate_errors import (
@@ -35,12 +45,21 @@ from sandgate_errors import (
     Unavailable,
 )
 
-__all__ = ["Command", "End", "Process", "Processes", "Selector"]
+__all__ = ["Command", "End", "Ended", "Process", "Processes", "Reach", "Selector"]
+
+log = logging.getLogger(__name__)
 
 MOST_PROCESSES = 1024
 #: How long attaching to an ended process still tells its end (A9), and for how many of them.
 _RETENTION_SECONDS = 30.0
 _MOST_RETAINED = 4096
+#: Output of ended processes is kept for replay up to here, the latest first: it is memory of the sandbox.
+_MOST_RETAINED_BYTES = 32 * 1024 * 1024
+_LONGEST_GRACE = 60.0
+#: How often is looked whether all of a command obeyed the SIGTERM at its time limit.
+_GRACE_LOOK_SECONDS = 0.05
+#: Kills under way at once. They wait for nothing but the kernel, and never behind file work.
+_KILL_THREADS = 4
 #: SIGKILL works in microseconds, except on a process that hangs in the kernel: its limit is reported all the same.
 _DEATH_SECONDS = 2.0
 
@@ -72,6 +91,17 @@ _SIGNAL_TEXTS = {
 }
 
 
+class Reach(enum.Enum):
+    """What signals and the time limit of a command reach (behaviour.md, end of 15.2)."""
+
+    #: The process group, and whatever else of the command the kernel lets us know: the default (B03).
+    FAMILY = enum.auto()
+    #: The process group alone: what left it lives on (X1, X3, X9).
+    GROUP = enum.auto()
+    #: The family, and the command is made the subreaper of its descendants so that none can get away (X4-X6).
+    TREE = enum.auto()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """What a caller asked to start."""
@@ -87,6 +117,11 @@ class Command:
     size: Size | None = None
     #: Seconds.
     limit: float | None = None
+    reach: Reach = Reach.FAMILY
+    #: Seconds from SIGTERM to SIGKILL at the limit; 0: SIGKILL at once.
+    term_grace: float = 0.0
+    #: Whether output waits for a reader (X13).
+    strict_output: bool = False
 
     def check(self) -> None:
         if not self.cmd:
@@ -98,6 +133,8 @@ class Command:
                 raise InvalidArgument(f"'{name[:100]}' is not a valid variable, or its value contains a NUL byte")
         if self.size is not None:
             self.size.check()
+        if not 0 <= self.term_grace <= _LONGEST_GRACE:
+            raise InvalidArgument(f"term_grace is not between 0 and {_LONGEST_GRACE:g} s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +144,35 @@ class End:
     exit_code: int
     exited: bool
     status: str
+    #: The time limit ended it.
+    timed_out: bool = False
+    #: It was ended because nobody read its output (X13).
+    truncated: bool = False
 
     @property
     def error(self) -> str | None:
+        if self.truncated:
+            return "output_truncated"
         return None if self.exited and self.exit_code == 0 else self.status
 
     @classmethod
-    def of(cls, status: int | None) -> End:
+    def of(cls, status: int | None, *, timed_out: bool = False, truncated: bool = False) -> End:
         """From a wait status; None when it was lost with the process that knew it."""
-        if status is None:
-            return cls(exit_code=-1, exited=False, status="exit status unknown")
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            text = _SIGNAL_TEXTS.get(number, f"signal {number}")
-            dumped = " (core dumped)" if os.WCOREDUMP(status) else ""
-            return cls(exit_code=-1, exited=False, status=f"signal: {text}{dumped}")
-        code = os.WEXITSTATUS(status)
-        return cls(exit_code=code, exited=True, status=f"exit status {code}")
+        code, exited, text = _described(status)
+        return cls(exit_code=code, exited=exited, status=text, timed_out=timed_out, truncated=truncated)
+
+
+def _described(status: int | None) -> tuple[int, bool, str]:
+    """Exit code, whether it exited, and the text."""
+    if status is None:
+        return -1, False, "exit status unknown"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        text = _SIGNAL_TEXTS.get(number, f"signal {number}")
+        dumped = " (core dumped)" if os.WCOREDUMP(status) else ""
+        return -1, False, f"signal: {text}{dumped}"
+    code = os.WEXITSTATUS(status)
+    return code, True, f"exit status {code}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +192,21 @@ class Process:
     """One live process."""
 
     def __init__(
-        self, command: Command, child: Child, *, output: Output, stdin: Stdin | None, terminal: Terminal | None
+        self,
+        command: Command,
+        child: Child,
+        *,
+        family: Family,
+        kills: Executor,
+        sources: Mapping[Stream, int],
+        stdin: Stdin | None,
+        terminal: Terminal | None,
     ) -> None:
         self.command = command
         self.pid = child.pid
-        self.output = output
+        #: Drawn for this process alone; pids come round again.
+        self.incarnation = int.from_bytes(os.urandom(8), "big") or 1
+        self.output = Output(sources, on_stall=self._give_up if command.strict_output else None)
         #: None when the program reads the null device.
         self.stdin = stdin
         self.terminal = terminal
@@ -155,39 +214,40 @@ class Process:
         #: Resolved with the end.
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         #: The follower that started it: its stream ends with an error when the limit passes.
-        self.starter: Mailbox[Piece] | None = None
+        self.starter: Follower | None = None
         self._child = child
+        self.family = family
+        self._kills = kills
+        # Signals outlive the call that asked for them, and the limit nobody waits for: they live as long as the process.
+        self._ending: set[asyncio.Task[None]] = set()
         self._hasty = False
         self._expired = False
-        self._limit = command.limit
-        self._timers: list[asyncio.TimerHandle] = []
+        self._truncated = False
+        self._limit: Countdown | None = None
 
     def run(self) -> None:
         """Begin to read, to count the time limit and to wait for the end."""
         self.output.start(on_end=self.consider_end)
-        loop = asyncio.get_running_loop()
-        if self._limit is not None:
-            self._timers.append(loop.call_later(self._limit, self._expire))
-        self._child.ended.add_done_callback(lambda _: self.consider_end())
+        if self.command.limit is not None:
+            self._limit = Countdown(self.command.limit, self._expire)
+        self._child.ended.add_done_callback(lambda _: self._reaped())
 
-    def signal(self, number: int) -> None:
-        """To the whole process group; the end will not wait for pipes any more (O9)."""
-        try:
-            self._child.signal_group(number)
-        except PermissionError:
-            raise PermissionDenied(f"the agent may not signal process {self.pid}") from None
-        self._hasty = True
-        self.consider_end()
+    async def signal(self, number: int) -> None:
+        """To all that the command's reach covers; the end will not wait for pipes any more (O9).
+
+        SIGKILL returns when nothing is left of it. Goes on when the caller leaves.
+        """
+        await asyncio.shield(self._own(self._kill() if number == signal.SIGKILL else self._send(number)))
 
     def consider_end(self) -> None:
         """The end is due: tell followers and let go of everything."""
-        if self.end is not None or not self._child.ended.done():
+        if self.end is not None or not self._child.ended.done() or self._ending:
             return
         if not (self._hasty or self.terminal is not None or self.output.at_end):
             return
-        self.end = End.of(self._child.ended.result())
-        for timer in self._timers:
-            timer.cancel()
+        self.end = End.of(self._child.ended.result(), timed_out=self._expired, truncated=self._truncated)
+        if self._limit is not None:
+            self._limit.cancel()
         self.output.finish(self._failure_for)
         if self.stdin is not None:
             self.stdin.close()
@@ -205,65 +265,164 @@ class Process:
             # The root spawner's sweep meets the same refusal; whoever ends the sandbox has the rights.
             pass
 
+    def _reaped(self) -> None:
+        self.family.leader_reaped = True
+        self.consider_end()
+
+    def _own(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending_over)
+        return task
+
+    def _ending_over(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SandgateError):
+            log.error("process %d could not be ended", self.pid, exc_info=error)
+        self.consider_end()
+
+    async def _send(self, number: int) -> None:
+        await self._permitted(lambda: self.family.signal(number))
+        self._hasty = True
+
+    async def _kill(self) -> None:
+        await self._permitted(self.family.end)
+        self._hasty = True
+        # A dead process answers `kill -0` until it was reaped (A27).
+        await asyncio.wait([self._child.ended], timeout=_DEATH_SECONDS)
+
+    async def _permitted(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._kills, work)
+        except PermissionError:
+            raise PermissionDenied(f"the agent may not signal process {self.pid}") from None
+
+    def _give_up(self) -> None:
+        """Nobody reads what strict output has to say."""
+        self._truncated = True
+        self._own(self._kill())
+
     def _expire(self) -> None:
         self._expired = True
-        self._timers.append(asyncio.get_running_loop().call_later(_DEATH_SECONDS, self._report_limit))
-        try:
-            self.signal(signal.SIGKILL)
-        except PermissionDenied:
-            self._report_limit()
+        self._own(self._enforce_limit())
 
-    def _report_limit(self) -> None:
-        if self.starter is not None:
-            self.starter.end(self._limit_passed())
+    async def _enforce_limit(self) -> None:
+        try:
+            if self.command.term_grace:
+                await self._send(signal.SIGTERM)
+                await self._grace()
+            await self._kill()
+        finally:
+            if self.starter is not None and not self._child.ended.done():
+                # It hangs in the kernel, or may not be signalled.
+                self.starter.end(self._limit_passed())
+
+    async def _grace(self) -> None:
+        """Wait until all have obeyed, at most as long as is granted (X1, X5)."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.command.term_grace):
+                # Only of the command itself does anybody tell that it ended.
+                while await loop.run_in_executor(self._kills, self.family.alive):  # noqa: ASYNC110
+                    await asyncio.sleep(_GRACE_LOOK_SECONDS)
 
     def _limit_passed(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"the command ran into its time limit of {self._limit:g} s")
+        return DeadlineExceeded(f"the command ran into its time limit of {self.command.limit:g} s")
 
-    def _failure_for(self, follower: Mailbox[Piece]) -> SandgateError | None:
+    def _failure_for(self, follower: Follower) -> SandgateError | None:
         return self._limit_passed() if self._expired and follower is self.starter else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Retained:
+class Ended:
+    """What is still known of a process that has ended."""
+
     pid: int
     tag: str | None
+    incarnation: int
     end: End
+    pieces: Sequence[Piece]
+    next_seq: int
     until: float
+
+    @classmethod
+    def of(cls, process: Process, end: End, *, until: float) -> Ended:
+        output = process.output
+        return cls(
+            pid=process.pid,
+            tag=process.command.tag,
+            incarnation=process.incarnation,
+            end=end,
+            pieces=output.retained,
+            next_seq=output.next_seq,
+            until=until,
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(len(piece.data) for piece in self.pieces)
+
+    def without_output(self) -> Ended:
+        return dataclasses.replace(self, pieces=())
 
 
 class _Ends:
-    """Ends that attaching may still ask for (A9)."""
+    """Processes that attaching may still ask for (A9), with the rest of their output (X12)."""
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[int, _Retained] = OrderedDict()
+        self._ends: OrderedDict[int, Ended] = OrderedDict()
+        self._size = 0
         self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, process: Process, end: End) -> None:
-        self._ends.pop(process.pid, None)
-        until = self._loop.time() + _RETENTION_SECONDS
-        self._ends[process.pid] = _Retained(pid=process.pid, tag=process.command.tag, end=end, until=until)
+        self._remove(process.pid)
+        ended = Ended.of(process, end, until=self._loop.time() + _RETENTION_SECONDS)
+        self._ends[process.pid] = ended
+        self._size += ended.size
         if len(self._ends) > _MOST_RETAINED:
-            self._ends.popitem(last=False)
+            self._remove(next(iter(self._ends)))
+        self._shrink()
+        if self._timer is None:
+            self._timer = self._loop.call_at(ended.until, self._tick)
 
     def drop(self, *, pid: int, tag: str | None) -> None:
         """A newer process has taken the pid or tag: the old end must not be told for it (A10, P33)."""
-        self._ends.pop(pid, None)
+        self._remove(pid)
         if tag is not None:
-            for retained in [retained for retained in self._ends.values() if retained.tag == tag]:
-                del self._ends[retained.pid]
+            for ended in [ended for ended in self._ends.values() if ended.tag == tag]:
+                self._remove(ended.pid)
 
-    def find(self, selector: Selector) -> tuple[int, End] | None:
+    def find(self, selector: Selector) -> Ended | None:
         self._expire()
-        for retained in reversed(self._ends.values()):
-            if selector.pid == retained.pid or (selector.tag is not None and selector.tag == retained.tag):
-                return retained.pid, retained.end
+        for ended in reversed(self._ends.values()):
+            if selector.pid == ended.pid or (selector.tag is not None and selector.tag == ended.tag):
+                return ended
         return None
+
+    def _remove(self, pid: int) -> None:
+        if (ended := self._ends.pop(pid, None)) is not None:
+            self._size -= ended.size
+
+    def _shrink(self) -> None:
+        """Forget output, oldest first, until the rest fits; the ends stay known."""
+        for pid, ended in self._ends.items():
+            if self._size <= _MOST_RETAINED_BYTES:
+                return
+            self._size -= ended.size
+            self._ends[pid] = ended.without_output()
 
     def _expire(self) -> None:
         now = self._loop.time()
-        while self._ends and next(iter(self._ends.values())).until <= now:
-            self._ends.popitem(last=False)
+        while self._ends and (oldest := next(iter(self._ends.values()))).until <= now:
+            self._remove(oldest.pid)
+
+    def _tick(self) -> None:
+        """Output is given back in time, whether somebody asks or not."""
+        self._timer = None
+        self._expire()
+        if self._ends:
+            self._timer = self._loop.call_at(next(iter(self._ends.values())).until, self._tick)
 
 
 class Processes:
@@ -274,7 +433,10 @@ class Processes:
         self._live: dict[int, Process] = {}
         self._ends = _Ends()
         # Starts outlive the call that asked for them, see the module's docstring.
-        self._starting: set[asyncio.Task[tuple[Process, Mailbox[Piece]]]] = set()
+        self._starting: set[asyncio.Task[tuple[Process, Follower]]] = set()
+        self._marks = itertools.cycle(MARKS)
+        # Ends with the agent: a thread in it waits for nothing.
+        self._kills = ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kills")
         self._closed = False
 
     def __iter__(self) -> Iterator[Process]:
@@ -282,7 +444,7 @@ class Processes:
 
     async def start(
         self, command: Command, account: Account, *, env: dict[str, str], cwd: str
-    ) -> tuple[Process, Mailbox[Piece]]:
+    ) -> tuple[Process, Follower]:
         """Start a process and follow it from its first byte. The caller leaves through ``process.output.leave``."""
         command.check()
         if self._closed:
@@ -305,7 +467,7 @@ class Processes:
             raise selector.missing()
         return process
 
-    def attach(self, selector: Selector) -> Process | tuple[int, End]:
+    def attach(self, selector: Selector) -> Process | Ended:
         """A live process, or what is still known of one that ended."""
         found = self._find(selector) or self._ends.find(selector)
         if found is None:
@@ -340,33 +502,51 @@ class Processes:
 
     async def _start(
         self, command: Command, account: Account, *, env: dict[str, str], cwd: str
-    ) -> tuple[Process, Mailbox[Piece]]:
+    ) -> tuple[Process, Follower]:
         # A user without files of its own shares the agent's id, which owns new terminals already.
         owner = account.uid if account.uid != os.geteuid() and self._launcher.switches_users else None
         streams = _Streams.open(command, owner)
+        program = Program(
+            argv=[command.cmd, *command.args],
+            env=env,
+            cwd=cwd,
+            fds=streams.theirs,
+            terminal=command.size is not None,
+            mark=self._free_mark(),
+            subreaper=command.reach is Reach.TREE,
+        )
         try:
-            child = await self._launcher.launch(
-                account,
-                Program(
-                    argv=[command.cmd, *command.args],
-                    env=env,
-                    cwd=cwd,
-                    fds=streams.theirs,
-                    terminal=command.size is not None,
-                ),
-            )
+            child = await self._launcher.launch(account, program)
         except BaseException:
             streams.close_ours()
             raise
-        return self._register(command, child, streams)
+        return self._register(command, program, child, streams=streams)
 
-    def _register(self, command: Command, child: Child, streams: _Streams) -> tuple[Process, Mailbox[Piece]]:
-        output = Output(streams.outputs)
-        process = Process(command, child, output=output, stdin=streams.stdin, terminal=streams.terminal)
+    def _free_mark(self) -> int:
+        used = {process.family.mark for process in self._live.values()}
+        return next(mark for mark in self._marks if mark not in used)
+
+    def _register(
+        self, command: Command, program: Program, child: Child, *, streams: _Streams
+    ) -> tuple[Process, Follower]:
+        process = Process(
+            command,
+            child,
+            family=Family(
+                root=self._launcher.root_pid,
+                pid=child.pid,
+                mark=program.mark,
+                group_only=command.reach is Reach.GROUP,
+            ),
+            kills=self._kills,
+            sources=streams.outputs,
+            stdin=streams.stdin,
+            terminal=streams.terminal,
+        )
         self._ends.drop(pid=process.pid, tag=command.tag)
         self._live[process.pid] = process
         process.ended.add_done_callback(lambda ended: self._retire(process, ended.result()))
-        process.starter = output.follow()
+        process.starter = process.output.follow()
         process.run()
         return process, process.starter
 
@@ -376,7 +556,7 @@ class Processes:
             self._ends.keep(process, end)
 
 
-def _leave(task: asyncio.Task[tuple[Process, Mailbox[Piece]]]) -> None:
+def _leave(task: asyncio.Task[tuple[Process, Follower]]) -> None:
     if not task.cancelled() and task.exception() is None:
         process, mailbox = task.result()
         process.output.leave(mailbox)

@@ -16,7 +16,8 @@ Messages (see :mod:`sandgate_agent.frames`); a request carries an ``id`` that it
 
 =========  ======================================================================================================
 to root    ``{"op": "account", "id", "uid", "gid", "groups"}`` with one socket; ``{"op": "drop", "id"}`` kills it
-to account ``{"op": "start", "id", "argv", "env", "cwd", "terminal"}`` with stdin, stdout, stderr, or one terminal
+to account ``{"op": "start", "id", "argv", "env", "cwd", "terminal", "mark", "subreaper"}`` with stdin, stdout, stderr,
+           or one terminal
 replies    ``{"id", "pid"}`` with a pidfd where the kernel has them; ``{"id", "failed": where, "errno"}``
 notices    ``{"exit": pid, "status": wait status}``; ``{"refused": text}`` when an account cannot be become
 =========  ======================================================================================================
@@ -36,7 +37,7 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sandgate_agent import frames
 
@@ -49,6 +50,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal
 _START_FAILURES = frozenset({errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINVAL})
 _OOM_SCORE_ADJUSTMENT = 100
 _IO_LEVEL = 4
+_STANDARD = (0, 1, 2)
 #: How long the root spawner hunts descendants that keep forking, once the agent is gone.
 _SWEEP_SECONDS = 1.5
 
@@ -338,21 +340,37 @@ class _AccountSpawner(_Spawner):
         argv, env = message["argv"], message["env"]
         try:
             program = _find(argv[0], env.get("PATH", ""))
-            if message["terminal"]:
-                return _start_on_terminal(program, argv, env=env, terminal=fds[0])
-            return os.posix_spawn(
-                program,
-                argv,
-                env,
-                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-                setpgroup=0,
-                setsigmask=(),
-                setsigdef=_SIGNALS,
-            )
+            with _marking(message["mark"]):
+                if message["terminal"] or message["subreaper"]:
+                    return _fork_and_exec(program, argv, env, functools.partial(_prepare, message, fds))
+                return os.posix_spawn(
+                    program,
+                    argv,
+                    env,
+                    file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+                    setpgroup=0,
+                    setsigmask=(),
+                    setsigdef=_SIGNALS,
+                )
         except OSError as error:
             if error.errno in _START_FAILURES:
                 raise
             return _start_failure(argv[0], error, fds=fds, terminal=message["terminal"])
+
+
+@contextlib.contextmanager
+def _marking(mark: int) -> Iterator[None]:
+    """What is started within bears the mark: it is inherited, so the spawner bears it meanwhile."""
+    from sandgate_agent import kernel
+
+    # A kernel that knows no timer slack has no marks: what a command left behind is then not found.
+    with contextlib.suppress(OSError):
+        kernel.set_timer_slack(mark)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            kernel.set_timer_slack(0)
 
 
 def _find(command: str, path: str) -> str:
@@ -369,13 +387,13 @@ def _find(command: str, path: str) -> str:
     raise refused or FileNotFoundError(errno.ENOENT, "command not found")
 
 
-def _start_on_terminal(program: str, argv: list[str], *, env: dict[str, str], terminal: int) -> int:
-    """Fork: a controlling terminal takes steps between setsid and exec that posix_spawn does not have."""
+def _fork_and_exec(program: str, argv: list[str], env: dict[str, str], prepare: Callable[[], None]) -> int:
+    """The slow way, for what posix_spawn has no steps for: ``prepare`` runs in the child, right before its program."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
-            _exec_on_terminal(program, argv, env=env, terminal=terminal, failure=writer)
+            _exec(program, argv, env=env, prepare=prepare, failure=writer)
     except BaseException:
         os.close(reader)
         raise
@@ -389,9 +407,9 @@ def _start_on_terminal(program: str, argv: list[str], *, env: dict[str, str], te
     return pid
 
 
-def _exec_on_terminal(program: str, argv: list[str], *, env: dict[str, str], terminal: int, failure: int) -> None:
+def _exec(program: str, argv: list[str], *, env: dict[str, str], prepare: Callable[[], None], failure: int) -> None:
     try:
-        _claim_terminal(terminal)
+        prepare()
         _default_signals()
         os.execve(program, argv, env)
     except OSError as error:
@@ -400,11 +418,19 @@ def _exec_on_terminal(program: str, argv: list[str], *, env: dict[str, str], ter
         os._exit(127)
 
 
-def _claim_terminal(terminal: int) -> None:
-    os.setsid()
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-    for number in (0, 1, 2):
-        os.dup2(terminal, number)
+def _prepare(message: frames.Message, fds: Sequence[int]) -> None:
+    from sandgate_agent import kernel
+
+    if message["terminal"]:
+        os.setsid()
+        fcntl.ioctl(fds[0], termios.TIOCSCTTY, 0)
+    else:
+        os.setpgid(0, 0)
+    if message["subreaper"]:
+        kernel.become_subreaper()
+    # One terminal stands for all three.
+    for number in _STANDARD:
+        os.dup2(fds[number] if len(fds) > 1 else fds[0], number)
 
 
 def _default_signals() -> None:

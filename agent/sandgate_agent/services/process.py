@@ -6,11 +6,13 @@ import signal
 from collections.abc import Mapping
 from typing import TypeVar
 
+from google.protobuf.duration_pb2 import Duration
+
 from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
-from sandgate_agent.mailbox import Mailbox, Mark
-from sandgate_agent.output import Piece, Stream
+from sandgate_agent.mailbox import Mark
+from sandgate_agent.output import Follower, Piece, Stream, replayed
 from sandgate_agent.paths import resolve
-from sandgate_agent.processes import Command, End, Process, Processes, Selector
+from sandgate_agent.processes import Command, End, Ended, Process, Processes, Reach, Selector
 from sandgate_agent.pty import Size
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.stdin import Stdin
@@ -56,23 +58,22 @@ class ProcessService:
         limit = call.limit()
         asked = request.process
         cwd = resolve(asked.cwd, account, default=self._sandbox.default_workdir, what="cwd")
-        process, mailbox = await self._processes.start(
+        process, follower = await self._processes.start(
             _command(request, limit), account, env=self._sandbox.environment(account, dict(asked.envs)), cwd=cwd
         )
-        await _follow(process, mailbox, call, pb.StartResponse)
+        await _follow(process, follower, call, pb.StartResponse)
 
     async def connect(self, request: pb.ConnectRequest, call: Call) -> None:
         limit = call.limit()
+        from_seq = request.from_seq if request.HasField("from_seq") else None
         found = self._processes.attach(_selector(request.process))
-        if not isinstance(found, Process):
-            pid, end = found
-            await call.send(pb.ConnectResponse(event=_start_event(pid)))
-            await call.send(pb.ConnectResponse(event=_end_event(end)))
+        if isinstance(found, Ended):
+            await _tell(found, from_seq, call)
             return
-        mailbox = found.output.follow()
+        follower = found.output.follow(from_seq)
         if limit is not None:
-            mailbox.fail_after(limit, DeadlineExceeded(f"the connection ran into its time limit of {limit:g} s"))
-        await _follow(found, mailbox, call, pb.ConnectResponse)
+            follower.fail_after(limit, DeadlineExceeded(f"the connection ran into its time limit of {limit:g} s"))
+        await _follow(found, follower, call, pb.ConnectResponse)
 
     async def update(self, request: pb.UpdateRequest, _call: Call) -> pb.UpdateResponse:
         process = self._processes.find(_selector(request.process))
@@ -107,7 +108,7 @@ class ProcessService:
         if request.signal not in {pb.SIGNAL_SIGKILL, pb.SIGNAL_SIGTERM}:
             raise InvalidArgument("only SIGKILL and SIGTERM can be sent")
         number = signal.SIGKILL if request.signal == pb.SIGNAL_SIGKILL else signal.SIGTERM
-        self._processes.find(_selector(request.process)).signal(number)
+        await self._processes.find(_selector(request.process)).signal(number)
         return pb.SendSignalResponse()
 
     async def close_stdin(self, request: pb.CloseStdinRequest, _call: Call) -> pb.CloseStdinResponse:
@@ -125,34 +126,48 @@ class ProcessService:
         return self._processes.stdin_of(selector, terminal=kind == "pty"), getattr(given, kind)
 
 
-async def _follow(process: Process, mailbox: Mailbox[Piece], call: Call, response: type[_Response]) -> None:
+async def _follow(process: Process, follower: Follower, call: Call, response: type[_Response]) -> None:
     try:
-        mailbox.keep_alive(call.keepalive())
-        await call.send(response(event=_start_event(process.pid)))
-        while (item := await mailbox.next()) is not Mark.END:
+        follower.keep_alive(call.keepalive())
+        await call.send(response(event=_start_event(process, follower.first_seq)))
+        while (item := await follower.next()) is not Mark.END:
             await call.send(response(event=_KEEPALIVE if isinstance(item, Mark) else _data_event(item)))
         if process.end is not None:
             await call.send(response(event=_end_event(process.end)))
     finally:
-        process.output.leave(mailbox)
+        process.output.leave(follower)
+
+
+async def _tell(ended: Ended, from_seq: int | None, call: Call) -> None:
+    """What is left of a process that ended, to who attaches late (A9) or was cut off just before the end (X12)."""
+    pieces = replayed(ended.pieces, from_seq)
+    first = pieces[0].seq if pieces else ended.next_seq
+    for event in (_start_event(ended, first), *map(_data_event, pieces), _end_event(ended.end)):
+        await call.send(pb.ConnectResponse(event=event))
 
 
 _KEEPALIVE = pb.ProcessEvent(keepalive=pb.ProcessEvent.KeepAlive())
 
 
-def _start_event(pid: int) -> pb.ProcessEvent:
-    return pb.ProcessEvent(start=pb.ProcessEvent.StartEvent(pid=pid))
+def _start_event(process: Process | Ended, first_seq: int) -> pb.ProcessEvent:
+    return pb.ProcessEvent(
+        start=pb.ProcessEvent.StartEvent(pid=process.pid, seq=first_seq, incarnation=process.incarnation)
+    )
 
 
 def _data_event(piece: Piece) -> pb.ProcessEvent:
     event = pb.ProcessEvent()
-    setattr(event.data, _FIELDS[piece.stream], piece.data)
+    data = event.data
+    setattr(data, _FIELDS[piece.stream], piece.data)
+    data.seq = piece.seq
     return event
 
 
 def _end_event(end: End) -> pb.ProcessEvent:
     return pb.ProcessEvent(
-        end=pb.ProcessEvent.EndEvent(exit_code=end.exit_code, exited=end.exited, status=end.status, error=end.error)
+        end=pb.ProcessEvent.EndEvent(
+            exit_code=end.exit_code, exited=end.exited, status=end.status, error=end.error, timed_out=end.timed_out
+        )
     )
 
 
@@ -167,7 +182,20 @@ def _command(request: pb.StartRequest, limit: float | None) -> Command:
         stdin=request.stdin if request.HasField("stdin") else True,
         size=_size(request.pty) if request.HasField("pty") else None,
         limit=limit,
+        reach=_reach(request),
+        term_grace=_seconds(request.term_grace),
+        strict_output=request.strict_output,
     )
+
+
+def _reach(request: pb.StartRequest) -> Reach:
+    if request.kill_tree:
+        return Reach.TREE
+    return Reach.GROUP if request.HasField("term_grace") else Reach.FAMILY
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
 def _size(pty: pb.PTY) -> Size:
@@ -184,4 +212,5 @@ def _selector(selector: pb.ProcessSelector) -> Selector:
 def _info(process: Process) -> pb.ProcessInfo:
     command = process.command
     config = pb.ProcessConfig(cmd=command.cmd, args=command.args, envs=command.envs, cwd=command.cwd)
-    return pb.ProcessInfo(config=config, pid=process.pid, tag=command.tag)
+    kind = pb.PROCESS_KIND_TERMINAL if process.terminal is not None else pb.PROCESS_KIND_COMMAND
+    return pb.ProcessInfo(config=config, pid=process.pid, tag=command.tag, kind=kind)

@@ -211,7 +211,9 @@ class StartRequest(google.protobuf.message.Message):
     stdin: builtins.bool
     """Absent or true: a pipe. False: the null device."""
     kill_tree: builtins.bool
-    """The kill and the time limit reach every descendant of the command, whatever group or session it moved to (X4 to X6)."""
+    """Signals and the time limit reach every descendant of the command, whatever group or session it moved to; SIGKILL finds
+    them frozen, and the end event comes when nothing is left (X4 to X6). The command becomes the parent of its orphans.
+    """
     strict_output: builtins.bool
     """Output that nobody reads holds the process up, and after 30 s ends it with the error `output_truncated` (X13), instead
     of being read on and dropped.
@@ -222,7 +224,10 @@ class StartRequest(google.protobuf.message.Message):
     def pty(self) -> Global___PTY: ...
     @property
     def term_grace(self) -> google.protobuf.duration_pb2.Duration:
-        """At the time limit SIGTERM first, SIGKILL after this long (X1: 5 s). Absent: SIGKILL at once. At most 60 s."""
+        """At the time limit SIGTERM first, SIGKILL after this long (X1: 5 s). Absent: SIGKILL at once. At most 60 s. Present, also
+        if 0, and without `kill_tree`: signals and the time limit reach the process group and spare what has left it (X3, X9).
+        Absent: they reach the group and whatever else the command left behind, as far as the system lets the agent know.
+        """
 
     def __init__(
         self,
