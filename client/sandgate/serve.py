@@ -90,6 +90,10 @@ class _Plan:
             "listen_fd": self.listener.fileno(),
             "domain": self.settings.domain,
             "max_rpc_bytes": self.settings.max_rpc_bytes,
+            "max_upload_bytes": self.settings.max_upload_bytes,
+            "max_upload_files": self.settings.max_upload_files,
+            "max_list_depth": self.settings.max_list_depth,
+            "max_list_entries": self.settings.max_list_entries,
             "log_level": self.settings.log_level,
         }
 

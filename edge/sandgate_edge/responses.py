@@ -101,7 +101,6 @@ TABLE: dict[type[SandgateError], Meaning] = {
 _HTTP_MESSAGES = {
     404: "there is no such route",
     405: "the method is not allowed on this route",
-    413: "the request body is too large",
     415: "the content type is not supported on this route",
 }
 _RPC_CODES = {
@@ -171,15 +170,22 @@ def bad_request(status: int) -> web.Response:
 
 def http_error(error: web.HTTPException) -> web.Response:
     """An error that the HTTP server itself found, such as an unknown path, in the words of REST and of plain HTTP."""
-    body = {"code": error.status, "message": _HTTP_MESSAGES.get(error.status, error.reason)}
+    body = {"code": error.status, "message": _http_message(error)}
     return _json(body, status=error.status, headers=_kept(error))
 
 
 def rpc_http_error(error: web.HTTPException) -> web.Response:
     """The same on the path of an RPC: the status is HTTP's, the body Connect's (W14)."""
     code = _RPC_CODES.get(error.status, Code.UNKNOWN)
-    body = _dump({"code": code.value, "message": _HTTP_MESSAGES.get(error.status, error.reason)})
+    body = _dump({"code": code.value, "message": _http_message(error)})
     return web.Response(status=error.status, body=body, headers={"Content-Type": "application/json", **_kept(error)})
+
+
+def _http_message(error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        # It names the limit.
+        return error.text or error.reason
+    return _HTTP_MESSAGES.get(error.status, error.reason)
 
 
 def internal(error: BaseException, *, request_id: str) -> Internal:

@@ -24,4 +24,12 @@ class Settings(BaseModel):
     """Sandboxes are reached as ``<port>-<id>.<domain>``. None: no wildcard name was set up; see ``routing``."""
     max_rpc_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     """The largest single message of an RPC, after decompression."""
+    max_upload_bytes: int = Field(default=0, ge=0)
+    """The largest body of an upload, after decompression; 0: no limit, for this one and the next three."""
+    max_upload_files: int = Field(default=0, ge=0)
+    """Files in one upload."""
+    max_list_depth: int = Field(default=0, ge=0)
+    """The greatest depth that a listing may ask for."""
+    max_list_entries: int = Field(default=0, ge=0)
+    """Entries in one listing; a longer one is refused whole."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2
+from sandgate_edge.keys import SETTINGS
 from sandgate_edge.rest.agent_files import AgentFiles, Writing
 from sandgate_edge.rest.file_metadata import metadata_of
 from sandgate_edge.rest.gzip_stream import Gunzip
@@ -36,7 +37,10 @@ async def receive_files(files: AgentFiles, path: str | None) -> list[JsonObject]
     metadata = metadata_of(request.headers)
     kind, parameters = parse_parameters(request.headers.get("Content-Type", ""))
     # Closed here and now: a body that is left in the middle would be closed by the garbage collector some time later.
-    async with aclosing(_body(request)) as body:
+    limit = request.app[SETTINGS].max_upload_bytes
+    if limit and (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    async with aclosing(_limited(_body(request), limit)) as body:
         if kind == "multipart/form-data":
             return await _Form(files, path=path, metadata=metadata).receive(body, boundary_of(parameters))
         if kind == "application/octet-stream":
@@ -53,6 +57,21 @@ def _body(request: web.Request) -> AsyncGenerator[bytes, None]:
     if encoding != "gzip":
         raise InvalidArgument("the content encoding must be gzip or none")
     return _inflated_body(request)
+
+
+async def _limited(body: AsyncGenerator[bytes, None], limit: int) -> AsyncGenerator[bytes, None]:
+    """The body, refused where it passes the limit (0: none) of this gateway. What was written by then stays (D28)."""
+    async with aclosing(body):
+        size = 0
+        async for piece in body:
+            size += len(piece)
+            if limit and size > limit:
+                raise _too_large(limit)
+            yield piece
+
+
+def _too_large(limit: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(limit, text=f"an upload may have at most {limit} bytes on this gateway")
 
 
 async def _plain_body(request: web.Request) -> AsyncGenerator[bytes, None]:
@@ -114,6 +133,9 @@ class _Form:
     async def _start(self, part: PartStart, open_part: AsyncExitStack) -> Writing | None:
         if part.name != _FILE_PART:
             return None
+        most = self._files.request.app[SETTINGS].max_upload_files
+        if most and len(self._written) >= most:
+            raise InvalidArgument(f"an upload may have at most {most} files on this gateway")
         path = self._path or part.filename
         if not path:
             raise InvalidArgument("a file part has no file name, and the request no path")

@@ -18,9 +18,13 @@ from google.protobuf.message_factory import GetMessageClass
 from sandgate_edge.agents import Agents
 from sandgate_edge.connect.codec import CODECS, Codec
 from sandgate_edge.core_client import Located
+from sandgate_edge.settings import Settings
 from sandgate_errors import InvalidArgument
 
-__all__ = ["Handler", "Method", "codec_of", "fallback_of", "methods_of", "routes_of"]
+__all__ = ["Check", "Handler", "Method", "codec_of", "fallback_of", "methods_of", "routes_of"]
+
+
+Check = Callable[[Settings, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,9 @@ class Method:
     server_streams: bool
     begin: Callable[[Agents, Located], Callable[..., Any]]
     """The method's stub at the sandbox's agent."""
+    check_request: Check | None = None
+    """Of a unary method: what this gateway's settings have against a message. Raises errors of the taxonomy."""
+    check_reply: Check | None = None
 
     @property
     def streams(self) -> bool:

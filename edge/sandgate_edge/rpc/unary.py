@@ -10,7 +10,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import timeout_ms
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.keys import AGENTS, REQUEST_ID, SETTINGS
 from sandgate_edge.responses import connect_error
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import whole_body
@@ -37,6 +37,8 @@ async def _reply(request: web.Request, method: Method, *, codec: Codec, located:
     user = acting_user(request)
     limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
     message = codec.decode(method.request, await whole_body(request))
+    if method.check_request is not None:
+        method.check_request(request.app[SETTINGS], message)
     agents = request.app[AGENTS]
     metadata = agents.metadata(located, request_id=request[REQUEST_ID], acting_user=user)
     call = method.begin(agents, located)
@@ -44,4 +46,6 @@ async def _reply(request: web.Request, method: Method, *, codec: Codec, located:
         reply: Message = await call(message, metadata=metadata, timeout=None if limit is None else limit / 1000)
     except grpc.aio.AioRpcError as error:
         raise await routing.lost(request, located, error) from error
+    if method.check_reply is not None:
+        method.check_reply(request.app[SETTINGS], reply)
     return reply

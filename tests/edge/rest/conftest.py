@@ -100,8 +100,9 @@ class AgentBackend(Backend):
 class Edge:
     """The edge's address, and clients of it."""
 
-    def __init__(self, port, session, backend, folder):
+    def __init__(self, port, session, backend, folder, *, admin_token):
         self.port = port
+        self.admin_token = admin_token
         self.session = session
         self.backend = backend
         self.url = f"http://127.0.0.1:{port}"
@@ -169,8 +170,14 @@ async def answer_of(reader):
     return status, await reader.readexactly(int(lengths[0])) if lengths else b""
 
 
+@pytest.fixture(scope="module")
+def edge_settings():
+    """What a test module wants to be otherwise than by default."""
+    return {}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def edge():
+async def edge(edge_settings):
     # Short, because a socket's address has 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="sg-rest-"))
     backend = AgentBackend(folder / "boxes")
@@ -190,14 +197,16 @@ async def edge():
     (folder / "state").mkdir()
     try:
         async with run_core(core, {"local": backend}) as running:
-            settings = EdgeSettings(core=running.targets[0], internal_token=internal_token, listen_fd=0)
+            settings = EdgeSettings(
+                core=running.targets[0], internal_token=internal_token, listen_fd=0, **edge_settings
+            )
             server = Server(build(settings))
             sock = socket.create_server(("127.0.0.1", 0))
             await server.start(sock)
             try:
                 # Content codings are under test: the client must not undo them.
                 async with aiohttp.ClientSession(auto_decompress=False) as session:
-                    yield Edge(sock.getsockname()[1], session, backend, folder / "boxes")
+                    yield Edge(sock.getsockname()[1], session, backend, folder / "boxes", admin_token=internal_token)
             finally:
                 await server.close()
     finally:
