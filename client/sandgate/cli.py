@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -154,13 +154,13 @@ def keys() -> None:
 
 @keys.command("create")
 @click.option("--name", default="", help="What the key is for.")
-@click.option("--owner", default="", help="Whose sandboxes the key sees (default).")
+@click.option("--team", "--owner", "team", default="", help="Whose sandboxes the key sees (default).")
 @_of_gateway
-def create_key(config: Path | None, state_dir: str | None, name: str, owner: str) -> None:
+def create_key(config: Path | None, state_dir: str | None, name: str, team: str) -> None:
     """Make a key and print it, this once."""
     from sandgate import keys as commands
 
-    commands.create(_configuration(config, state_dir=state_dir).settings.state_dir, name=name, owner=owner)
+    commands.create(_configuration(config, state_dir=state_dir).settings.state_dir, name=name, owner=team)
 
 
 @keys.command("list")
@@ -181,6 +181,78 @@ def revoke_key(config: Path | None, state_dir: str | None, key_id: str) -> None:
     from sandgate import keys as commands
 
     commands.revoke(_configuration(config, state_dir=state_dir).settings.state_dir, key_id)
+
+
+@cli.group()
+def teams() -> None:
+    """Teams of a running gateway: who owns keys and sandboxes, and how much each may have."""
+
+
+def _limit(_context: click.Context, parameter: click.Parameter, given: str | None) -> int | Literal["none"] | None:
+    """A whole number, or the word that takes a limit away."""
+    if given is None or given == "none":
+        return given  # type: ignore[return-value]
+    if not (given.isascii() and given.isdecimal()) or len(given) > len(str(2**31)):
+        raise click.BadParameter(f"'{given}' is neither a whole number nor 'none'", param=parameter)
+    return int(given)
+
+
+_LIMITS = {
+    "max_sandboxes": ("--max-sandboxes", "Sandboxes that it may have at a time."),
+    "max_cpus": ("--max-cpus", "CPUs of all its sandboxes together."),
+    "max_memory_mb": ("--max-memory", "MiB of memory of all its sandboxes together."),
+    "max_life": ("--max-life", "Seconds that one sandbox may live."),
+    "creates_per_minute": ("--create-rate", "Sandboxes that it may make in a minute."),
+}
+
+
+def _of_team(command: _Command) -> _Command:
+    for name, (option, text) in reversed(_LIMITS.items()):
+        command = click.option(option, name, callback=_limit, metavar="N|none", help=text)(command)
+    return _of_gateway(click.option("--name", help="What people call it.")(command))
+
+
+def _limits(given: Mapping[str, int | Literal["none"] | None]) -> dict[str, int | None]:
+    """Those that were given; None takes one away."""
+    return {name: None if value == "none" else value for name, value in given.items() if value is not None}
+
+
+@teams.command("create")
+@click.argument("team_id", metavar="ID")
+@_of_team
+def create_team(
+    config: Path | None, state_dir: str | None, team_id: str, name: str | None, **limits: int | Literal["none"] | None
+) -> None:
+    """Make a team, with the limits that are named."""
+    from sandgate import teams as commands
+
+    folder = _configuration(config, state_dir=state_dir).settings.state_dir
+    commands.create(folder, team_id, name=name or "", limits=_limits(limits))
+
+
+@teams.command("list")
+@_as_json
+@_of_gateway
+def list_teams(config: Path | None, state_dir: str | None, as_json: bool) -> None:
+    """List the teams and their limits."""
+    from sandgate import teams as commands
+
+    commands.show_all(_configuration(config, state_dir=state_dir).settings.state_dir, as_json=as_json)
+
+
+@teams.command("set")
+@click.argument("team_id", metavar="ID")
+@_of_team
+def update_team(
+    config: Path | None, state_dir: str | None, team_id: str, name: str | None, **limits: int | Literal["none"] | None
+) -> None:
+    """Change a team; what is not named stays. Limits hold for what is made from then on."""
+    if name is None and not _limits(limits):
+        raise click.UsageError("name what is to be changed")
+    from sandgate import teams as commands
+
+    folder = _configuration(config, state_dir=state_dir).settings.state_dir
+    commands.update(folder, team_id, name=name, limits=_limits(limits))
 
 
 @cli.group()

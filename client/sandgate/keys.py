@@ -21,7 +21,7 @@ def create(state_dir: Path, *, name: str, owner: str) -> None:
         request = keys_pb2.CreateKeyRequest(name=name, owner=owner)
         reply = core.ask(core.keys.CreateKey, request)
     click.echo(reply.secret)
-    click.echo(f"key {reply.key.id} of owner {reply.key.owner}; it is not shown again", err=True)
+    click.echo(f"key {reply.key.id} of team {reply.key.owner}; it is not shown again", err=True)
 
 
 def show_all(state_dir: Path, *, as_json: bool) -> None:
@@ -32,8 +32,12 @@ def show_all(state_dir: Path, *, as_json: bool) -> None:
         items = [MessageToDict(key, always_print_fields_with_no_presence=True) for key in reply.keys]
         click.echo(json.dumps(items, indent=2, ensure_ascii=False))
         return
-    rows = [(key.id, key.name, key.owner, key.prefix, when(key.created_at)) for key in reply.keys]
-    show_table(("ID", "NAME", "OWNER", "STARTS WITH", "CREATED"), rows, nothing="no keys")
+    rows = [(key.id, key.name, key.owner, key.prefix, when(key.created_at), _last_use(key)) for key in reply.keys]
+    show_table(("ID", "NAME", "TEAM", "STARTS WITH", "CREATED", "LAST USED"), rows, nothing="no keys")
+
+
+def _last_use(key: keys_pb2.Key) -> str:
+    return when(key.last_used_at) if key.HasField("last_used_at") else "-"
 
 
 def revoke(state_dir: Path, key_id: str) -> None:

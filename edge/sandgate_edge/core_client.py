@@ -7,18 +7,26 @@ Messages stay protobuf here: REST and RPC modules turn them into what their clie
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_api.core.v1 import (
+    keys_pb2,
+    keys_pb2_grpc,
+    sandboxes_pb2,
+    sandboxes_pb2_grpc,
+    teams_pb2,
+    teams_pb2_grpc,
+)
 from sandgate_errors import SandboxNotFound, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import from_status
 
-__all__ = ["MAX_METADATA_BYTES", "CoreClient", "Located"]
+__all__ = ["MAX_METADATA_BYTES", "Admin", "CoreClient", "Located"]
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -55,6 +63,18 @@ class Located:
     agent_token: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Admin:
+    """Who manages keys: what the core takes or refuses as its internal token, and for which request."""
+
+    token: str = field(repr=False)
+    request_id: str
+
+    @property
+    def metadata(self) -> Metadata:
+        return (("internal-token", self.token), ("request-id", self.request_id))
+
+
 class CoreClient:
     """One per edge process."""
 
@@ -63,6 +83,8 @@ class CoreClient:
         self._sandboxes: sandboxes_pb2_grpc.SandboxServiceAsyncStub = sandboxes_pb2_grpc.SandboxServiceStub(
             self._channel
         )
+        self._keys: keys_pb2_grpc.KeyServiceAsyncStub = keys_pb2_grpc.KeyServiceStub(self._channel)
+        self._teams: teams_pb2_grpc.TeamServiceAsyncStub = teams_pb2_grpc.TeamServiceStub(self._channel)
         self._internal_token = internal_token
 
     async def close(self) -> None:
@@ -99,6 +121,29 @@ class CoreClient:
     ) -> sandboxes_pb2.ConnectResponse:
         request = sandboxes_pb2.ConnectRequest(id=sandbox_id, timeout=_duration(timeout))
         return await self._call(self._sandboxes.Connect, request, _on_behalf(api_key, request_id))
+
+    async def list_teams(self, admin: Admin) -> Sequence[teams_pb2.Team]:
+        return (await self._read(self._teams.ListTeams, teams_pb2.ListTeamsRequest(), admin.metadata)).teams
+
+    async def list_teams_of(self, api_key: str, *, request_id: str) -> Sequence[teams_pb2.Team]:
+        metadata = _on_behalf(api_key, request_id)
+        return (await self._read(self._teams.ListTeams, teams_pb2.ListTeamsRequest(), metadata)).teams
+
+    async def list_keys(self, admin: Admin, *, team: str) -> Sequence[keys_pb2.Key]:
+        request = keys_pb2.ListKeysRequest(owner=team)
+        return (await self._read(self._keys.ListKeys, request, admin.metadata)).keys
+
+    async def create_key(self, admin: Admin, *, team: str, name: str) -> keys_pb2.CreateKeyResponse:
+        request = keys_pb2.CreateKeyRequest(owner=team, name=name)
+        return await self._call(self._keys.CreateKey, request, admin.metadata)
+
+    async def rename_key(self, admin: Admin, key_id: str, *, team: str, name: str) -> None:
+        request = keys_pb2.RenameKeyRequest(id=key_id, owner=team, name=name)
+        await self._call(self._keys.RenameKey, request, admin.metadata)
+
+    async def revoke_key(self, admin: Admin, key_id: str, *, team: str) -> None:
+        request = keys_pb2.RevokeKeyRequest(id=key_id, owner=team)
+        await self._call(self._keys.RevokeKey, request, admin.metadata)
 
     async def locate(self, sandbox_id: str, *, request_id: str, agent_lost: bool = False) -> Located:
         """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist or is not to be woken.

@@ -24,6 +24,9 @@ _EXPOSED = ", ".join(
         "X-Request-Id",
         "Retry-After",
         "Should-Retry",
+        "RateLimit-Limit",
+        "RateLimit-Remaining",
+        "RateLimit-Reset",
     )
 )
 

@@ -65,7 +65,6 @@ ABSENT: dict[str, tuple[tuple[str, str], ...]] = {
         ("POST", "/secrets/{name:.+}"),
         ("DELETE", "/secrets/{name:.+}"),
     ),
-    "listing teams": (("GET", "/teams"),),
 }
 
 

@@ -72,6 +72,7 @@ class PostgresServer:
                 # "Immediate": the folder goes away with it.
                 process.send_signal(signal.SIGQUIT)
                 process.wait(timeout=_PATIENCE)
+            _check_sound(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -101,6 +102,13 @@ class PostgresServer:
             await connection.execute(statement)
         finally:
             await connection.close()
+
+
+def _check_sound(folder: Path) -> None:
+    """A server that crashed and came back would make some test fail without a reason that it could show."""
+    log = (folder / "log").read_text(errors="replace")
+    if "was terminated by signal" in log or "PANIC" in log:
+        raise RuntimeError(f"PostgreSQL crashed: {log[-4000:]}")
 
 
 def _account() -> pwd.struct_passwd:
