@@ -255,6 +255,34 @@ def update_team(
     commands.update(folder, team_id, name=name, limits=_limits(limits))
 
 
+@cli.command()
+@click.option("--team", default="", help="Of one team's keys.")
+@click.option("--key", default="", help="Of one key, by id or name.")
+@click.option("--sandbox", "subject", default="", metavar="ID", help="About one sandbox, key or team.")
+@click.option("--action", default="", help="Of one kind, 'sandbox.create', or of a group, 'sandbox'.")
+@click.option("--outcome", default="", help="With one outcome: 'OK', 'NOT_FOUND'.")
+@click.option("--request", "request_id", default="", metavar="ID", help="Of one request.")
+@click.option("--since", metavar="TIME", help="From then on: '2h', '7d' ago, or ISO 8601.")
+@click.option("--until", metavar="TIME", help="Before then.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, metavar="N", help="At most so many (100).")
+@_as_json
+@_of_gateway
+def audit(
+    config: Path | None,
+    state_dir: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int,
+    as_json: bool,
+    **filters: str,
+) -> None:
+    """Show who changed what on a running gateway, newest first."""
+    from sandgate.audit import show
+
+    folder = _configuration(config, state_dir=state_dir).settings.state_dir
+    show(folder, filters=filters, since=since, until=until, limit=limit, as_json=as_json)
+
+
 @cli.group()
 def sandbox() -> None:
     """Sandboxes of a running gateway, whoever owns them."""

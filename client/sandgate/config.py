@@ -124,6 +124,7 @@ class Settings(BaseModel):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$",
         description="what sandboxes say they run; SDKs choose features by it",
     )
+    audit_days: Number = Field(30, ge=1, le=3650, description="how long entries of the audit are kept, in days")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log; `auto` is text on a terminal, else JSON"
     )

@@ -15,7 +15,7 @@ from typing import TypeVar
 import grpc
 
 from sandgate import runtime, state
-from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
+from sandgate_api.core.v1 import audit_pb2_grpc, keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
 from sandgate_errors import FailedPrecondition, SandgateError
 from sandgate_errors.grpc import from_status
 
@@ -34,6 +34,7 @@ class Core:
     def __init__(self, channel: grpc.Channel, internal_token: str) -> None:
         self.sandboxes = sandboxes_pb2_grpc.SandboxServiceStub(channel)
         self.keys = keys_pb2_grpc.KeyServiceStub(channel)
+        self.audit = audit_pb2_grpc.AuditServiceStub(channel)
         self.teams = teams_pb2_grpc.TeamServiceStub(channel)
         self._metadata = (("internal-token", internal_token),)
 

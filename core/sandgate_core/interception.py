@@ -1,4 +1,4 @@
-"""What happens around every gRPC call of the core: who calls, what an error becomes, one line in the log.
+"""What happens around every gRPC call of the core: who calls, what an error becomes, one line in log and audit.
 
 The only place where errors become gRPC status. What is not of the taxonomy is our fault: it is logged under a reference
 id, and the caller gets that id and no text of ours.
@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 from sandgate_core import callers
+from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import status_of, trailers_of
@@ -35,8 +36,9 @@ _Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all services but health, which anybody may ask."""
 
-    def __init__(self, known: Callers) -> None:
+    def __init__(self, known: Callers, audit: Audit) -> None:
         self._callers = known
+        self._audit = audit
 
     async def intercept_service(
         self,
@@ -59,11 +61,14 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def _around(self, method: str, behaviour: _Behaviour) -> Any:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             metadata = tuple(context.invocation_metadata() or ())
-            with structlog.contextvars.bound_contextvars(request_id=_request_id(metadata)):
+            request_id = _request_id(metadata)
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
                 began = time.perf_counter()
                 outcome = "CANCELLED"
+                caller = answer = None
                 try:
-                    callers.enter(self._callers.identify(metadata))
+                    caller = self._callers.identify(metadata)
+                    callers.enter(caller)
                     answer = await behaviour(request, context)
                     outcome = "OK"
                     return answer
@@ -79,6 +84,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     outcome = "INTERNAL"
                     await _fail(context, method)
                 finally:
+                    if caller is not None and method in ACTIONS:
+                        self._audit.note(
+                            method, caller, request=request, answer=answer, outcome=outcome, request_id=request_id
+                        )
                     _log.debug(
                         "call", method=method, outcome=outcome, ms=round(1000 * (time.perf_counter() - began), 2)
                     )

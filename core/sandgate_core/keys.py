@@ -8,7 +8,6 @@ memory, once a minute at most, and written from there.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import secrets
@@ -21,6 +20,7 @@ from typing import Any
 import structlog
 
 from sandgate_core import clock
+from sandgate_core.chores import Pause, running
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
 from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound
@@ -73,12 +73,10 @@ class Keys:
     @asynccontextmanager
     async def noting_use(self) -> AsyncIterator[None]:
         """While the block runs, the store hears of the keys that are used; at its end, of all that were."""
-        writing = asyncio.create_task(self._keep_writing())
         try:
-            yield
+            async with running(self._keep_writing):
+                yield
         finally:
-            writing.cancel()
-            await asyncio.wait({writing})
             await self._write_use()
 
     def use(self, secret: str) -> KeyRecord | None:
@@ -150,9 +148,8 @@ class Keys:
             raise NotFound(f"there is no valid key '{key_id[:64]}'")
         return key
 
-    async def _keep_writing(self) -> None:
-        while True:
-            await asyncio.sleep(_USE_PAUSE)
+    async def _keep_writing(self, pause: Pause) -> None:
+        while await pause(_USE_PAUSE):
             await self._write_use()
 
     async def _write_use(self) -> None:

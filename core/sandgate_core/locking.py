@@ -11,7 +11,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from sandgate_core.chores import Pause, running
 from sandgate_errors import FailedPrecondition
 
 __all__ = ["DatabaseLock", "state_lock"]
@@ -72,7 +73,7 @@ class DatabaseLock:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._session: AsyncConnection | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watch = AsyncExitStack()
         #: Set when another core has the database.
         self.lost = asyncio.Event()
 
@@ -82,13 +83,10 @@ class DatabaseLock:
             raise FailedPrecondition(
                 "another core uses this database: stop its gateway first, or give this one a database of its own"
             )
-        # Lives as long as the store is open; ended by `release`.
-        self._watch = asyncio.create_task(self._keep())
+        await self._watch.enter_async_context(running(self._keep))
 
     async def release(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait({self._watch})
+        await self._watch.aclose()
         await self._drop()
 
     async def _take(self) -> bool:
@@ -105,16 +103,14 @@ class DatabaseLock:
                 return False
             await asyncio.sleep(_PAUSE)
 
-    async def _keep(self) -> None:
-        while not self.lost.is_set():
-            await asyncio.sleep(_LOOK)
+    async def _keep(self, pause: Pause) -> None:
+        while await pause(_LOOK):
             if await self._holds():
                 continue
             _log.warning("the session that holds the database's lock has ended")
             await self._drop()
-            if not await self._retaken():
-                _log.error("another core has taken the database over: this one ends")
-                self.lost.set()
+            if not await self._retaken(pause):
+                return
 
     async def _holds(self) -> bool:
         assert self._session is not None  # noqa: S101 - acquired before it is watched
@@ -125,14 +121,19 @@ class DatabaseLock:
         except (SQLAlchemyError, OSError, TimeoutError):
             return False
 
-    async def _retaken(self) -> bool:
-        while True:
+    async def _retaken(self, pause: Pause) -> bool:
+        """False: another core has it, or it is time to end."""
+        while await pause(_RECONNECT):
             try:
-                return await self._take()
+                if await self._take():
+                    return True
+                _log.error("another core has taken the database over: this one ends")
+                self.lost.set()
+                return False
             except (SQLAlchemyError, OSError):
                 # Down for everybody: nobody else can have it either.
                 await self._drop()
-                await asyncio.sleep(_RECONNECT)
+        return False
 
     async def _drop(self) -> None:
         session, self._session = self._session, None

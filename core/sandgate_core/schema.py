@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = ["HEAD", "api_keys", "measurements", "meta", "metadata", "sandboxes", "teams", "transitions"]
+__all__ = ["HEAD", "api_keys", "audit", "measurements", "meta", "metadata", "sandboxes", "teams", "transitions"]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0003"
+HEAD = "0004"
 
 metadata = sa.MetaData()
 
@@ -96,6 +96,23 @@ teams = sa.Table(
     sa.Column("max_memory_mb", sa.BigInteger),
     sa.Column("max_life", sa.BigInteger),
     sa.Column("creates_per_minute", sa.Integer),
+)
+
+#: Who asked for which change. Without foreign keys: an entry outlives what it is about.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("team", sa.String(64), nullable=False),
+    sa.Column("key_id", sa.String(16), nullable=False),
+    sa.Column("key_name", sa.Text, nullable=False),
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("subject", sa.String(64), nullable=False),
+    sa.Column("outcome", sa.String(32), nullable=False),
+    sa.Column("request_id", sa.String(128), nullable=False),
+    sa.Index("audit_by_time", "at"),
+    sa.Index("audit_by_subject", "subject"),
 )
 
 meta = sa.Table(

@@ -17,13 +17,14 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from sandgate_api.core.v1 import keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
+from sandgate_api.core.v1 import audit_pb2_grpc, keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
 from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
+from sandgate_core.audit import Audit
 from sandgate_core.callers import DEFAULT_OWNER, Callers
 from sandgate_core.interception import Interceptor
 from sandgate_core.keys import Keys
 from sandgate_core.sandboxes import Sandboxes
-from sandgate_core.services import KeyService, Relay, SandboxService, TeamService
+from sandgate_core.services import AuditService, KeyService, Relay, SandboxService, TeamService
 from sandgate_core.settings import Settings
 from sandgate_core.states import State
 from sandgate_core.store import Store
@@ -62,6 +63,15 @@ class Core:
     lost: asyncio.Event | None
 
 
+@dataclass(frozen=True)
+class _Records:
+    """What is known beside the sandboxes."""
+
+    keys: Keys
+    teams: Teams
+    audit: Audit
+
+
 @asynccontextmanager
 async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> AsyncIterator[Core]:
     """Serves while the block runs. ``backends`` are opened, and stay the caller's to close.
@@ -78,11 +88,13 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
         first_key = None if settings.first_key is None else settings.first_key.get_secret_value()
         created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
         await keys.load()
+        audit = Audit(store, days=settings.audit_days)
         async with (
             keys.noting_use(),
+            audit.writing(),
             _agents() as agents,
             _sandboxes(settings, store, teams, backends, agents) as sandboxes,
-            _served(settings, sandboxes, keys=keys, teams=teams, tokens=tokens, agents=agents) as targets,
+            _served(settings, sandboxes, _Records(keys, teams, audit), tokens=tokens, agents=agents) as targets,
         ):
             yield Core(first_key_created=created, targets=targets, lost=store.lost)
     finally:
@@ -138,14 +150,15 @@ async def _sandboxes(
 
 @asynccontextmanager
 async def _served(
-    settings: Settings, sandboxes: Sandboxes, *, keys: Keys, teams: Teams, tokens: Tokens, agents: Agents
+    settings: Settings, sandboxes: Sandboxes, records: _Records, *, tokens: Tokens, agents: Agents
 ) -> AsyncIterator[list[str]]:
-    callers = Callers(keys, internal_token=settings.internal_token.get_secret_value())
-    server = grpc.aio.server(interceptors=[Interceptor(callers)], options=_OPTIONS)
+    callers = Callers(records.keys, internal_token=settings.internal_token.get_secret_value())
+    server = grpc.aio.server(interceptors=[Interceptor(callers, records.audit)], options=_OPTIONS)
     service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
     sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
-    keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(keys), server)
-    teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(teams), server)
+    keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(records.keys), server)
+    teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(records.teams), server)
+    audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(records.audit), server)
     server.add_generic_rpc_handlers((Relay(sandboxes, agents),))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -232,6 +232,38 @@ class Store:
         table = schema.teams
         async with self._engine.begin() as connection:
             await connection.execute(table.update().where(table.c.id == row["id"]).values(dict(row)))
+
+    # The audit
+
+    async def add_audit(self, rows: Sequence[Mapping[str, object]]) -> None:
+        async with self._engine.begin() as connection:
+            await connection.execute(schema.audit.insert(), [dict(row) for row in rows])
+
+    async def audit(
+        self, *, key: str, action: str, since: int | None, until: int | None, before: int, limit: int, **equal: str
+    ) -> list[dict[str, Any]]:
+        """Entries, newest first. ``equal``: columns that must have these values; empty ones do not filter."""
+        table = schema.audit
+        query = sa.select(table).order_by(table.c.id.desc()).limit(limit)
+        query = query.where(*(table.c[name] == value for name, value in equal.items() if value))
+        if key:
+            query = query.where(sa.or_(table.c.key_id == key, table.c.key_name == key))
+        if action:
+            query = query.where(
+                sa.or_(table.c.action == action, table.c.action.startswith(f"{action}.", autoescape=True))
+            )
+        if since is not None:
+            query = query.where(table.c.at >= since)
+        if until is not None:
+            query = query.where(table.c.at < until)
+        if before:
+            query = query.where(table.c.id < before)
+        async with self._engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+    async def forget_audit(self, *, before: int) -> None:
+        async with self._engine.begin() as connection:
+            await connection.execute(schema.audit.delete().where(schema.audit.c.at < before))
 
     # What a deployment remembers of itself
 

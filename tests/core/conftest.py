@@ -24,6 +24,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.core.v1 import (
+    audit_pb2,
+    audit_pb2_grpc,
     keys_pb2,
     keys_pb2_grpc,
     sandboxes_pb2,
@@ -222,9 +224,10 @@ class Client:
         self._sandboxes = sandboxes_pb2_grpc.SandboxServiceStub(self.channel)
         self._keys = keys_pb2_grpc.KeyServiceStub(self.channel)
         self._teams = teams_pb2_grpc.TeamServiceStub(self.channel)
+        self._audit = audit_pb2_grpc.AuditServiceStub(self.channel)
 
     async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
-        stub = next(stub for stub in (self._keys, self._teams, self._sandboxes) if hasattr(stub, method))
+        stub = next(stub for stub in (self._keys, self._teams, self._audit, self._sandboxes) if hasattr(stub, method))
         request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
         try:
             return await getattr(stub, method)(request, metadata=self.credentials)
@@ -240,9 +243,11 @@ class Client:
 
 
 def _messages_of(stub: Any) -> Any:
-    return {keys_pb2_grpc.KeyServiceStub: keys_pb2, teams_pb2_grpc.TeamServiceStub: teams_pb2}.get(
-        type(stub), sandboxes_pb2
-    )
+    return {
+        keys_pb2_grpc.KeyServiceStub: keys_pb2,
+        teams_pb2_grpc.TeamServiceStub: teams_pb2,
+        audit_pb2_grpc.AuditServiceStub: audit_pb2,
+    }.get(type(stub), sandboxes_pb2)
 
 
 def seconds(number: float) -> Duration:

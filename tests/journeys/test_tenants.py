@@ -69,3 +69,18 @@ def test_limits_are_changed_one_by_one_and_taken_away(command: Any) -> None:
     assert "neither a whole number" in command("teams", "set", "changing", "--max-cpus", "-1", status=2)
     assert "name what is to be changed" in command("teams", "set", "changing", status=2)
     assert "already" in command("teams", "create", "changing", status=1)
+
+
+def test_audit_tells_who_did_what(gateway: Gateway, command: Any) -> None:
+    key = command("keys", "create", "--team", "audited", "--name", "ci").strip()
+    made = as_key(gateway, key, "POST", "/v2/sandboxes", {"templateID": "base"})
+    name = made.json()["sandboxID"]
+    assert as_key(gateway, key, "DELETE", f"/sandboxes/{name}").status == 204
+    shown = json.loads(command("audit", "--sandbox", name, "--since", "1h", "--json"))
+    assert [(entry["action"], entry["team"], entry["key_name"], entry["outcome"]) for entry in shown] == [
+        ("sandbox.kill", "audited", "ci", "OK"),
+        ("sandbox.create", "audited", "ci", "OK"),
+    ]
+    assert shown[1]["request_id"] == made.headers["x-request-id"]
+    assert "sandbox.kill" in command("audit", "--team", "audited", "--action", "sandbox", "--limit", "1")
+    assert "no time" in command("audit", "--since", "yesterday", status=2)
