@@ -12,7 +12,8 @@ from parents long dead, it is what programs neither see nor change, as they do a
 in it by nanoseconds. Reading it takes CAP_SYS_NICE over the process; where that is missing (proc(5)), the other two remain.
 
 Only descendants of the root spawner are looked at, which are all that was started here and nothing else, whatever other
-processes of this machine look like. Everything blocks, for as long as reading /proc takes: called in threads.
+processes of this machine look like. Everything blocks, for as long as reading /proc takes: called in threads. OSError is
+raised when it cannot be known who belongs to the family: this process is out of descriptors or memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["MARKS", "Family"]
+__all__ = ["MARKS", "Family", "mark_of"]
 
 #: What marks are drawn from, in nanoseconds. They begin above the usual slack and end before timers become noticeably late.
 MARKS = range(50_001, 50_001 + (1 << 18))
@@ -125,7 +126,7 @@ class Family:
     def _is_marked(self, who: _Relative) -> bool:
         # What is older than the command bears the mark of one long ago: marks come round again too.
         older = self._leader is not None and who.started < self._leader.started
-        return not older and _mark_of(who.pid) == self.mark
+        return not older and mark_of(who.pid) == self.mark
 
 
 def _below(roots: set[int], everybody: Mapping[int, _Stat]) -> set[int]:
@@ -165,17 +166,18 @@ def _stat(pid: int) -> _Stat | None:
     )
 
 
-def _mark_of(pid: int) -> int | None:
+def mark_of(pid: int) -> int | None:
+    """The mark that a process bears; None when it may not be known."""
     content = _read(f"/proc/{pid}/timerslack_ns")
     return int(content) if content.strip().isdigit() else None
 
 
 def _read(path: str) -> bytes:
-    """Empty when the process is gone, or keeps it to itself."""
+    """Empty when the process is gone, or keeps it to itself. Raises OSError when this process is out of something."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""
 
 

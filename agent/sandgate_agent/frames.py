@@ -3,6 +3,8 @@
 Used by both ends, so it imports nothing of asyncio or grpc: a spawner is forked before those are loaded. JSON, because
 the end that runs as the sandbox's user may have been taken over by its code: a decoder must not be able to do harm.
 
+ASCII only, so that words which are not UTF-8 pass too, as the surrogates that they are in Python.
+
 Descriptors ride on the first byte of their message. The kernel keeps their order but may deliver plain bytes of an
 earlier message in the same read, hence a queue that messages take their share from.
 """
@@ -35,20 +37,24 @@ class BadFrame(Exception):
 
 
 def encode(message: Message, fd_count: int = 0) -> bytes:
-    body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return _HEADER.pack(len(body), fd_count) + body
 
 
 class Decoder:
-    """Bytes and descriptors in, messages out."""
+    """Bytes and descriptors in, messages out. ``most_fds`` of them may wait for their message."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, largest: int = _LARGEST, most_fds: int | None = None) -> None:
+        self._largest = largest
+        self._most_fds = most_fds
         self._buffer = bytearray()
         self._fds: deque[int | None] = deque()
 
     def feed(self, data: bytes, fds: Sequence[int | None]) -> None:
         self._buffer += data
         self._fds.extend(fds)
+        if self._most_fds is not None and len(self._fds) > self._most_fds:
+            raise BadFrame("more descriptors than messages need")
 
     def messages(self) -> Iterator[tuple[Message, list[int | None]]]:
         while (found := self._next()) is not None:
@@ -64,7 +70,7 @@ class Decoder:
         if len(self._buffer) < _HEADER.size:
             return None
         length, fd_count = _HEADER.unpack_from(self._buffer)
-        if length > _LARGEST:
+        if length > self._largest:
             raise BadFrame(f"a message of {length} bytes")
         end = _HEADER.size + length
         if len(self._buffer) < end:
@@ -75,7 +81,7 @@ class Decoder:
         del self._buffer[:end]
         try:
             message = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFrame("not JSON") from error
         if not isinstance(message, dict):
             raise BadFrame("not an object")

@@ -18,10 +18,12 @@ import contextlib
 import dataclasses
 import enum
 import errno
+import functools
 import itertools
 import logging
 import os
 import signal
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -59,7 +61,7 @@ _LONGEST_GRACE = 60.0
 #: How often is looked whether all of a command obeyed the SIGTERM at its time limit.
 _GRACE_LOOK_SECONDS = 0.05
 #: Kills under way at once. They wait for nothing but the kernel, and never behind file work.
-_KILL_THREADS = 4
+_KILL_THREADS = 2
 #: SIGKILL works in microseconds, except on a process that hangs in the kernel: its limit is reported all the same.
 _DEATH_SECONDS = 2.0
 
@@ -282,18 +284,24 @@ class Process:
         self.consider_end()
 
     async def _send(self, number: int) -> None:
-        await self._permitted(lambda: self.family.signal(number))
+        await self._reach(number, self.family.signal, number)
         self._hasty = True
 
     async def _kill(self) -> None:
-        await self._permitted(self.family.end)
+        await self._reach(signal.SIGKILL, self.family.end)
         self._hasty = True
         # A dead process answers `kill -0` until it was reaped (A27).
         await asyncio.wait([self._child.ended], timeout=_DEATH_SECONDS)
 
-    async def _permitted(self, work: Callable[[], None]) -> None:
+    async def _reach(self, number: int, work: Callable[..., None], *args: object) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._kills, work)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._kills, functools.partial(work, *args))
+            except PermissionError:
+                raise
+            except OSError as error:
+                log.warning("what belongs to process %d is not known, its group gets the signal: %s", self.pid, error)
+                self._child.signal_group(number)
         except PermissionError:
             raise PermissionDenied(f"the agent may not signal process {self.pid}") from None
 
@@ -435,8 +443,7 @@ class Processes:
         # Starts outlive the call that asked for them, see the module's docstring.
         self._starting: set[asyncio.Task[tuple[Process, Follower]]] = set()
         self._marks = itertools.cycle(MARKS)
-        # Ends with the agent: a thread in it waits for nothing.
-        self._kills = ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kills")
+        self._kills = _kill_threads()
         self._closed = False
 
     def __iter__(self) -> Iterator[Process]:
@@ -554,6 +561,15 @@ class Processes:
         if self._live.get(process.pid) is process:
             del self._live[process.pid]
             self._ends.keep(process, end)
+
+
+def _kill_threads() -> Executor:
+    """Threads for kills, which are there already when a sandbox has no room for one more. They end with the agent."""
+    threads = ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kills")
+    all_there = threading.Barrier(_KILL_THREADS)
+    for _ in range(_KILL_THREADS):
+        threads.submit(all_there.wait)
+    return threads
 
 
 def _leave(task: asyncio.Task[tuple[Process, Follower]]) -> None:

@@ -36,11 +36,13 @@ class Identity:
 class Sandbox:
     """Answers who acts, where and with which variables. The last Init call holds."""
 
-    def __init__(self, accounts: Accounts, *, system_files: bool) -> None:
+    def __init__(self, accounts: Accounts, *, system_files: bool, programs: str | None = None) -> None:
+        """``programs`` is a folder that comes first on the PATH of commands."""
         self.accounts = accounts
         self._system_files = system_files
         self._identity: Identity | None = None
-        self._path = os.environ.get("PATH") or _FALLBACK_PATH
+        path = os.environ.get("PATH") or _FALLBACK_PATH
+        self._path = f"{programs}:{path}" if programs else path
 
     @property
     def default_workdir(self) -> str:

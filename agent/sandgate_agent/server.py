@@ -16,6 +16,7 @@ import grpc.aio
 
 from sandgate_agent.accounts import Accounts
 from sandgate_agent.calls import generic_handler
+from sandgate_agent.elevation import Elevation
 from sandgate_agent.health import Health
 from sandgate_agent.launcher import Launcher
 from sandgate_agent.processes import Processes
@@ -61,7 +62,10 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         control, root_spawner, switches_users=accounts.owns_files, on_root_lost=lambda: _finish(stop, 1)
     )
     processes = Processes(launcher)
-    sandbox = Sandbox(accounts, system_files=settings.system_files)
+    elevation = _open_elevation(settings, accounts, launcher)
+    sandbox = Sandbox(
+        accounts, system_files=settings.system_files, programs=elevation.programs if elevation is not None else None
+    )
     watchers = Watchers()
     services = (
         ProcessService(processes, sandbox),
@@ -85,6 +89,8 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     finally:
         health.stop()
         watchers.close()
+        if elevation is not None:
+            elevation.close()
         await processes.close(Unavailable("the sandbox is ending"))
         await server.stop(_GRACE_SECONDS)
         await launcher.close()
@@ -101,6 +107,20 @@ async def _listen(server: grpc.aio.Server, address: str) -> None:
         raise BadSettings(f"cannot listen on {address}")
     if path != address:
         os.chmod(path, 0o600)
+
+
+def _open_elevation(settings: Settings, accounts: Accounts, launcher: Launcher) -> Elevation | None:
+    """A sandbox without `sudo` is still one: what its root file system does not allow is said in the log."""
+    if settings.sudo is None:
+        return None
+    elevation = Elevation(settings.sudo, accounts=accounts, launcher=launcher)
+    try:
+        elevation.open()
+    except OSError as error:
+        log.warning("there is no sudo in this sandbox: %s", error)
+        elevation.close()
+        return None
+    return elevation
 
 
 def _warm_usual_account(accounts: Accounts, launcher: Launcher) -> None:

@@ -30,6 +30,8 @@ class Settings:
     #: Name to home; only with the identity ``same``.
     accounts: Mapping[str, str] = field(default_factory=dict)
     system_files: bool = False
+    #: The folder for the program ``sudo`` and its socket; None: there is none.
+    sudo: str | None = None
 
     @classmethod
     def parse(cls, line: bytes) -> Settings:
@@ -48,6 +50,7 @@ class Settings:
             identity=_text(given, "identity"),
             accounts=_homes(given.get("accounts")),
             system_files=_flag(given, "system_files"),
+            sudo=_text(given, "sudo") if given.get("sudo") is not None else None,
         )
         settings.check()
         return settings
@@ -59,6 +62,8 @@ class Settings:
             raise BadSettings("accounts belong to the identity 'same', which needs at least one")
         if self.identity != "same" and os.geteuid() != 0:
             raise BadSettings(f"the identity '{self.identity}' needs an agent that is root in its namespace")
+        if self.sudo is not None and (self.identity == "same" or not self.sudo.startswith("/")):
+            raise BadSettings("sudo is an absolute path, and not for the identity 'same', where all are one user")
         _check_address(self.listen)
 
 

@@ -86,13 +86,14 @@ class Output:
 class Agent:
     """One running agent and its stubs."""
 
-    def __init__(self, identity: str, folder: Path, *, prefix: Sequence[str] | None = None) -> None:
+    def __init__(self, identity: str, folder: Path, *, prefix: Sequence[str] | None = None, sudo: bool = False) -> None:
         self.identity = identity
         self.folder = folder
         self.home = folder / "home"
         self.home.mkdir(mode=0o755)
         self.user = USERS[identity]
         self.target = f"unix:{folder}/s"
+        self._sudo = sudo
         self._prefix = PREFIXES[identity] if prefix is None else prefix
         self.process: subprocess.Popen[bytes] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -109,6 +110,8 @@ class Agent:
     def _start(self) -> bytes:
         """The line that the agent answers with; afterwards it must have let go of the pipe."""
         settings: dict[str, Any] = {"listen": self.target, "token": TOKEN, "identity": self.identity}
+        if self._sudo:
+            settings["sudo"] = f"{self.folder}/sudo"
         if self.identity == "same":
             settings["accounts"] = {"user": {"home": str(self.home)}, "other": {"home": str(self.home)}}
         else:
