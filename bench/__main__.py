@@ -43,6 +43,7 @@ def _measure(gateway: Gateway, options: argparse.Namespace) -> tuple[list[Latenc
     rounds, repeats = options.rounds, options.repeats
     latencies = [_told(row) for row in calls.single_calls(gateway, rounds=rounds)]
     latencies.append(_told(calls.creations(gateway, rounds=max(5, rounds // 8))))
+    latencies.append(_told(calls.listing(gateway, entries=10_000, rounds=max(5, rounds // 8))))
     throughputs = [_told(row) for row in streams.output(gateway, size=options.output * _MIB, rounds=repeats)]
     throughputs += [_told(row) for row in transfers.files(gateway, size=options.transfer * _MIB, rounds=repeats)]
     # Last, because it leaves many sandboxes behind.

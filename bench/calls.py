@@ -19,7 +19,7 @@ from e2b import Sandbox
 from bench.report import Latency
 from sandgate_testing.gateway import Gateway
 
-__all__ = ["creations", "single_calls", "with_many_alive"]
+__all__ = ["creations", "listing", "single_calls", "with_many_alive"]
 
 _Value = TypeVar("_Value")
 
@@ -75,6 +75,37 @@ def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
             rounds,
         )
     sandbox.kill()
+
+
+def listing(gateway: Gateway, *, entries: int, rounds: int) -> Latency:
+    """One directory of many entries, asked for by a client that does not parse the answer."""
+    sandbox = gateway.create_sandbox(timeout=3600)
+    headers = {
+        "E2b-Sandbox-Id": sandbox["sandboxID"],
+        "E2b-Sandbox-Port": "49983",
+        "X-Access-Token": sandbox["envdAccessToken"],
+        "Content-Type": "application/json",
+    }
+    inside = Sandbox.connect(sandbox["sandboxID"], **gateway.sdk_options)
+    inside.commands.run(f"mkdir many && cd many && seq -f file-%06g {entries} | xargs touch")
+
+    def call() -> None:
+        answer = gateway.call("POST", "/filesystem.Filesystem/ListDir", b'{"path":"many"}', headers=headers)
+        if answer.body.count(b'"name"') != entries:
+            raise RuntimeError(f"listing answered {answer.status}: {answer.body[:200]!r}")
+
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(entries):
+            (Path(name) / f"file-{number:06}").touch()
+        row = _in_turns(
+            f"list {entries} entries",
+            "os.scandir and os.lstat",
+            call,
+            lambda: [os.lstat(entry.path) for entry in os.scandir(name)],
+            rounds,
+        )
+    inside.kill()
+    return row
 
 
 def with_many_alive(gateway: Gateway, *, few: int, many: int, rounds: int) -> Latency:
