@@ -42,6 +42,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _AGENT = "/run/sandgate/agent"
 _PYTHON = "/run/sandgate/python"
 _SOCKETS = "/run/sandgate/socket"
+_SUDO = "/run/sandgate"
 
 # As root: for the entrance's helper, which writes the id maps.
 _ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID")
@@ -58,6 +59,8 @@ _USER_CAPABILITIES = (
     "CAP_SETGID",
     "CAP_SETPCAP",
     "CAP_SETUID",
+    # To read what a command's processes are known by.
+    "CAP_SYS_NICE",
 )
 # What making, reaching and removing things of other ids takes, with the kernel's numbers (capability.h).
 _NEEDED_AS_ROOT = {
@@ -176,6 +179,7 @@ class Bubblewrap:
                 "token": record.token,
                 "identity": self.identity,
                 "system_files": True,
+                "sudo": _SUDO,
             },
             log=box.log,
         )
