@@ -14,6 +14,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from sandgate_api.core.v1 import (
     keys_pb2,
@@ -36,6 +37,8 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 _READY_SECONDS = 10.0
 # More than the core takes for anything (a create is bounded at about 70 s), so it only ends calls to a core that hangs.
 _CALL_SECONDS = 120.0
+# A core that needs longer to say that it is well is not.
+_HEALTH_SECONDS = 3.0
 # The core takes any message that a request body of 16 MiB can become.
 _MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 _MAX_KEY_LENGTH = 256
@@ -89,6 +92,16 @@ class CoreClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    async def serves(self) -> bool:
+        """Whether the core answers and says that it serves; soon, whatever the answer is."""
+        check = health_pb2_grpc.HealthStub(self._channel).Check
+        try:
+            # Without waiting for a core that restarts: that one is not ready.
+            reply = await check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def create(
         self, request: sandboxes_pb2.CreateRequest, *, api_key: str, request_id: str

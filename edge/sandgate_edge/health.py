@@ -1,4 +1,4 @@
-"""``GET /health`` and ``GET /metrics``: is it there, and how much does it use (behaviour H1 to H3, C27).
+"""``GET /health``, ``/ready`` and ``/metrics``: is it there, does it serve, how much does it use (H1 to H3, C27).
 
 One address serves both planes: where a request names a sandbox it asks about that one, else about the gateway.
 """
@@ -10,7 +10,7 @@ from aiohttp import web
 
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_edge import routing
-from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID
 
 __all__ = ["routes"]
 
@@ -27,6 +27,14 @@ async def health(request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
     await routing.locate(request)
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
+
+
+@routes.get("/ready", allow_head=False)
+async def ready(request: web.Request) -> web.Response:
+    """Whether a request would be served: the core is asked. Needs no key, and tells no more than that."""
+    serves = await request.app[CORE].serves()
+    body = {"status": "ready" if serves else "not ready"}
+    return web.json_response(body, status=200 if serves else 503, headers={"Cache-Control": "no-store"})
 
 
 @routes.get("/metrics", allow_head=False)

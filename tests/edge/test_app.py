@@ -189,3 +189,11 @@ async def test_connection_serves_one_request_after_another(edge):
             assert head.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(16) == b'{"status": "ok"}'
     writer.close()
+
+
+async def test_ready_is_a_question_to_the_core_and_health_is_not(edge):
+    """The core of these tests has no health service, as one that is starting or gone."""
+    reply = await edge.ask("/ready", method="GET", sandbox=None)
+    assert (reply.status, reply.body) == (503, b'{"status": "not ready"}')
+    assert (await edge.ask("/health", method="GET", sandbox=None)).status == 200
+    assert (await edge.ask("/ready", method="GET")).status == 404

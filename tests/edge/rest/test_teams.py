@@ -113,3 +113,8 @@ async def test_team_over_its_rate_may_come_back(edge):
     assert headers["RateLimit-Limit"] == "1"
     assert "Should-Retry" not in headers
     await edge.rest("DELETE", f"/sandboxes/{box['sandboxID']}")
+
+
+async def test_edge_in_front_of_a_core_that_serves_is_ready(edge):
+    status, body, headers = await edge.rest("GET", "/ready", key=None)
+    assert (status, body, headers["Cache-Control"]) == (200, {"status": "ready"}, "no-store")

@@ -1,0 +1,197 @@
+"""The core is killed at each step of each operation and started again: nothing is lost, left over or in between.
+
+Real sandboxes of the process backend, plain ones, so that what is left over is a process that can be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from sandgate_agent.services import agent as agent_service
+from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
+from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
+from sandgate_testing.leftovers import processes_of, sandboxes_of
+
+TOKEN = "the-internal-token-of-this-test"
+KEY = "e2b_" + "ab" * 20
+#: More steps than any operation has; guards against one that never ends.
+MANY = 40
+PASSING = {"creating", "killing", "pausing", "resuming"}
+pytestmark = pytest.mark.timeout(600)
+
+
+class Core:
+    """The core in a process of its own."""
+
+    def __init__(self, deployment, *, crash_at=0):
+        self._deployment = deployment
+        self._armed = deployment.folder / "armed"
+        self._armed.unlink(missing_ok=True)
+        self._crash_at = crash_at
+
+    async def __aenter__(self):
+        folder = self._deployment.folder
+        settings = {
+            "state_dir": str(folder), "runtime_dir": str(folder), "database": self._deployment.database,
+            "default_backend": "process", "backends": {"process": {"isolation": "none", "warm": 0}},
+            "internal_token": TOKEN, "seed": "5e" * 32, "first_key": KEY, "first_key_given": True,
+            "envd_version": "0.6.13",
+        }  # fmt: skip
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sandgate_testing.crashing_core",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "CRASH_AT": str(self._crash_at), "CRASH_ARMED": str(self._armed),
+                 "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        self.process.stdin.write(json.dumps(settings).encode() + b"\n")
+        async with asyncio.timeout(60):
+            answer = json.loads(await self.process.stdout.readline())
+        assert answer["ready"], answer
+        self._channel = grpc.aio.insecure_channel(f"unix:{folder / 'core.sock'}")
+        self._stub = sandboxes_pb2_grpc.SandboxServiceStub(self._channel)
+        return self
+
+    async def __aexit__(self, *_):
+        await self._channel.close()
+        self.process.stdin.close()
+        async with asyncio.timeout(60):
+            await self.process.wait()
+
+    async def call(self, method, **fields):
+        request = getattr(sandboxes_pb2, f"{method}Request")(**fields)
+        return await getattr(self._stub, method)(request, metadata=(("api-key", KEY),), timeout=60)
+
+    async def create(self):
+        made = await self.call("Create", template_id="base", timeout=Duration(seconds=3600), secure=True)
+        return made.sandbox.id
+
+    async def survives(self, operation) -> bool:
+        """Arm the crash, run the operation; whether the core outlived it."""
+        self._armed.touch()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await operation(self)
+            self._armed.unlink()
+            return True
+        async with asyncio.timeout(60):
+            await self.process.wait()
+        assert self.process.returncode == -9
+        return False
+
+    async def shown(self):
+        answer = await self.call("List", all=True)
+        return {sandbox.id: sandbox.state for sandbox in answer.sandboxes}
+
+    async def answers(self, sandbox_id) -> bool:
+        """Whether its agent takes a call, by way of the relay."""
+        metadata = (("api-key", KEY), ("sandbox-id", sandbox_id))
+        stub = process_pb2_grpc.ProcessStub(self._channel)
+        await stub.List(process_pb2.ListRequest(), metadata=metadata, timeout=60)
+        return True
+
+
+async def crash_at_each_step(deployment, prepare, operation, judge):
+    """Run ``operation`` with a crash at its first step, its second, and so on, until it comes to its end without one."""
+    for number in range(1, MANY):
+        async with Core(deployment, crash_at=number) as core:
+            subject = await prepare(core)
+            done = await core.survives(lambda core: operation(core, subject))  # noqa: B023 - called at once
+        async with Core(deployment) as core:
+            await in_order(deployment, core)
+            await judge(core, subject, done=done)
+            for sandbox_id in await core.shown():
+                await core.call("Kill", id=sandbox_id)
+        # With the core gone and every sandbox killed, nothing is left.
+        assert processes_of(deployment.folder) == {}
+        assert sandboxes_of(deployment.folder) == {}
+        if done:
+            return number
+    raise AssertionError(f"the operation has more than {MANY} steps")
+
+
+async def in_order(deployment, core):
+    """No passing state, no sandbox that the store does not know, none in the store that does not exist."""
+    async with asyncio.timeout(60):
+        while True:
+            states = dict(await deployment.sql("SELECT id, state FROM sandboxes"))
+            if not PASSING & set(states.values()):
+                break
+            await asyncio.sleep(0.05)
+    live = {name for name, state in states.items() if state in {"running", "paused"}}
+    assert set(await core.shown()) == live
+    assert set(sandboxes_of(deployment.folder)) == live
+    for name in live:
+        if states[name] == "running":
+            assert await core.answers(name)
+
+
+async def nothing(_):
+    return None
+
+
+async def test_crash_in_create_leaves_a_whole_sandbox_or_none(deployment):
+    async def judge(core, _, *, done):
+        assert len(await core.shown()) == 1 or not done
+
+    steps = await crash_at_each_step(deployment, nothing, lambda core, _: core.create(), judge)
+    # Both sides of the first write, of the backend's create and of the last write.
+    assert steps > 6
+
+
+async def test_killed_sandbox_stays_dead_and_one_that_was_not_lives(deployment):
+    async def judge(core, subject, *, done):
+        ((state,),) = await deployment.sql("SELECT state FROM sandboxes WHERE id = :id", id=subject)
+        assert state in ({"killed"} if done else {"running", "killed"})
+
+    steps = await crash_at_each_step(
+        deployment, lambda core: core.create(), lambda core, subject: core.call("Kill", id=subject), judge
+    )
+    assert steps > 6
+
+
+@pytest.fixture
+def pausing():
+    """Pauses need an agent that takes part in them."""
+    if "Resume" not in vars(agent_service.AgentService):
+        pytest.skip("the agent of this version does not take part in a pause")
+
+
+@pytest.mark.usefixtures("pausing")
+async def test_crash_in_pause_leaves_a_sandbox_that_is_paused_or_runs(deployment):
+    async def judge(core, subject, *, done):
+        assert set(await core.shown()) == {subject}
+        await core.call("Connect", id=subject, timeout=Duration(seconds=600))
+        assert await core.answers(subject)
+
+    steps = await crash_at_each_step(
+        deployment, lambda core: core.create(), lambda core, subject: core.call("Pause", id=subject), judge
+    )
+    assert steps > 6
+
+
+@pytest.mark.usefixtures("pausing")
+async def test_crash_in_resume_leaves_a_sandbox_that_can_be_resumed(deployment):
+    async def prepare(core):
+        subject = await core.create()
+        await core.call("Pause", id=subject)
+        return subject
+
+    async def judge(core, subject, *, done):
+        assert set(await core.shown()) == {subject}
+        await core.call("Connect", id=subject, timeout=Duration(seconds=600))
+        assert await core.answers(subject)
+
+    steps = await crash_at_each_step(
+        deployment,
+        prepare,
+        lambda core, subject: core.call("Connect", id=subject, timeout=Duration(seconds=600)),
+        judge,
+    )
+    assert steps > 6
