@@ -124,6 +124,9 @@ class Settings(BaseModel):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$",
         description="what sandboxes say they run; SDKs choose features by it",
     )
+    metrics_listen: str | None = Field(
+        None, description="where the core shows metrics for Prometheus, `port` or `host:port`"
+    )
     audit_days: Number = Field(30, ge=1, le=3650, description="how long entries of the audit are kept, in days")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log; `auto` is text on a terminal, else JSON"
@@ -145,6 +148,16 @@ class Settings(BaseModel):
     @classmethod
     def _grpc_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(_grpc_target, value))
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        address = _grpc_target(value)
+        if address.startswith("unix:") or address.endswith(":0"):
+            raise ValueError(f"'{value}' is neither port nor host:port")
+        return address
 
     @field_validator("domain")
     @classmethod

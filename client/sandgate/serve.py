@@ -80,6 +80,7 @@ class _Plan:
             "envd_version": s.envd_version,
             "max_timeout": s.max_timeout,
             "create_timeout": s.create_timeout,
+            "metrics_listen": s.metrics_listen,
             "audit_days": s.audit_days,
             "log_level": s.log_level,
         }

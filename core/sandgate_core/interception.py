@@ -18,6 +18,7 @@ import structlog
 from sandgate_core import callers
 from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
+from sandgate_core.telemetry import Telemetry
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import status_of, trailers_of
 
@@ -36,9 +37,10 @@ _Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all services but health, which anybody may ask."""
 
-    def __init__(self, known: Callers, audit: Audit) -> None:
+    def __init__(self, known: Callers, audit: Audit, telemetry: Telemetry) -> None:
         self._callers = known
         self._audit = audit
+        self._telemetry = telemetry
 
     async def intercept_service(
         self,
@@ -53,12 +55,21 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming != handler.response_streaming:
             raise TypeError(f"{method}: only unary calls and relayed streams are served here")
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(self._around(method, handler.stream_stream))
+            return grpc.stream_stream_rpc_method_handler(self._relayed(method, handler.stream_stream))
         return grpc.unary_unary_rpc_method_handler(
             self._around(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
         )
 
-    def _around(self, method: str, behaviour: _Behaviour) -> Any:
+    def _relayed(self, method: str, behaviour: _Behaviour) -> Any:
+        guarded = self._around(method, behaviour, relayed=True)
+
+        async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            with self._telemetry.relaying():
+                return await guarded(request, context)
+
+        return counted
+
+    def _around(self, method: str, behaviour: _Behaviour, *, relayed: bool = False) -> Any:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             metadata = tuple(context.invocation_metadata() or ())
             request_id = _request_id(metadata)
@@ -88,9 +99,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
                         self._audit.note(
                             method, caller, request=request, answer=answer, outcome=outcome, request_id=request_id
                         )
-                    _log.debug(
-                        "call", method=method, outcome=outcome, ms=round(1000 * (time.perf_counter() - began), 2)
-                    )
+                    seconds = time.perf_counter() - began
+                    self._telemetry.call_ended(method, relayed=relayed, outcome=outcome, seconds=seconds)
+                    _log.debug("call", method=method, outcome=outcome, ms=round(1000 * seconds, 2))
 
         return guarded
 

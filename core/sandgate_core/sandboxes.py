@@ -14,6 +14,7 @@ A sandbox of another owner does not exist, for every question (S12).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -142,6 +143,10 @@ class Sandboxes:
         names = query.templates if template is None else await self._admission.names_of(template)
         mine = (record for record in self._table.records() if caller.sees(record.owner))
         return page_of(mine, Query(**{**query.__dict__, "templates": names}))
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Those that have not ended, by backend and state."""
+        return Counter((record.backend, record.state.value) for record in self._table.records())
 
     def secured(self) -> tuple[SandboxRecord, ...]:
         """Those that a token protects and that callers may see."""

@@ -29,6 +29,7 @@ from sandgate_core.settings import Settings
 from sandgate_core.states import State
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
+from sandgate_core.telemetry import Telemetry
 from sandgate_core.tokens import Tokens
 from sandgate_errors import FailedPrecondition
 from sandgate_plugin_api import Backend
@@ -70,6 +71,7 @@ class _Records:
     keys: Keys
     teams: Teams
     audit: Audit
+    telemetry: Telemetry
 
 
 @asynccontextmanager
@@ -89,12 +91,16 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
         created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
         await keys.load()
         audit = Audit(store, days=settings.audit_days)
+        telemetry = Telemetry()
         async with (
             keys.noting_use(),
             audit.writing(),
             _agents() as agents,
             _sandboxes(settings, store, teams, backends, agents) as sandboxes,
-            _served(settings, sandboxes, _Records(keys, teams, audit), tokens=tokens, agents=agents) as targets,
+            telemetry.served(settings.metrics_listen, sandboxes.counts),
+            _served(
+                settings, sandboxes, _Records(keys, teams, audit, telemetry), tokens=tokens, agents=agents
+            ) as targets,
         ):
             yield Core(first_key_created=created, targets=targets, lost=store.lost)
     finally:
@@ -153,7 +159,7 @@ async def _served(
     settings: Settings, sandboxes: Sandboxes, records: _Records, *, tokens: Tokens, agents: Agents
 ) -> AsyncIterator[list[str]]:
     callers = Callers(records.keys, internal_token=settings.internal_token.get_secret_value())
-    server = grpc.aio.server(interceptors=[Interceptor(callers, records.audit)], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[Interceptor(callers, records.audit, records.telemetry)], options=_OPTIONS)
     service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
     sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(records.keys), server)

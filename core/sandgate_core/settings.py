@@ -44,6 +44,8 @@ class Settings(BaseModel):
     max_timeout: float = Field(default=24 * 3600, ge=1, le=100 * 365 * 24 * 3600, allow_inf_nan=False)
     #: Seconds a backend has to make a sandbox.
     create_timeout: float = Field(default=60, gt=0, le=3600, allow_inf_nan=False)
+    #: ``host:port`` for Prometheus; None: nowhere.
+    metrics_listen: str | None = Field(default=None, pattern=r"^\S+:[0-9]{1,5}$")
     #: How long entries of the audit are kept.
     audit_days: int = Field(default=30, ge=1, le=3650)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
