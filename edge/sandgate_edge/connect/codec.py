@@ -105,6 +105,8 @@ def _output(event: process_pb2.ProcessEvent) -> bytes | None:
     if stream is None:
         return None
     content = b2a_base64(getattr(event.data, stream), newline=False)
+    if event.data.seq:
+        return b'{"event":{"data":{"%b":"%b","seq":"%d"}}}' % (stream.encode(), content, event.data.seq)
     return b'{"event":{"data":{"%b":"%b"}}}' % (stream.encode(), content)
 
 
