@@ -36,19 +36,30 @@ _INTERRUPTED = _SIGNALLED + signal.SIGINT
 _BROKEN_PIPE = _SIGNALLED + signal.SIGPIPE
 #: Ctrl-], as telnet has it: rare in what is typed, and not a key that ends things.
 _DETACH = b"\x1d"
+#: As the agent words them, which is how the Go standard library does (behaviour.md O12).
 _SIGNAL_TEXTS = {
     "hangup": signal.SIGHUP,
     "interrupt": signal.SIGINT,
     "quit": signal.SIGQUIT,
     "illegal instruction": signal.SIGILL,
+    "trace/breakpoint trap": signal.SIGTRAP,
     "aborted": signal.SIGABRT,
     "bus error": signal.SIGBUS,
     "floating point exception": signal.SIGFPE,
     "killed": signal.SIGKILL,
+    "user defined signal 1": signal.SIGUSR1,
     "segmentation fault": signal.SIGSEGV,
+    "user defined signal 2": signal.SIGUSR2,
     "broken pipe": signal.SIGPIPE,
     "alarm clock": signal.SIGALRM,
     "terminated": signal.SIGTERM,
+    "CPU time limit exceeded": signal.SIGXCPU,
+    "file size limit exceeded": signal.SIGXFSZ,
+    "virtual timer expired": signal.SIGVTALRM,
+    "profiling timer expired": signal.SIGPROF,
+    "I/O possible": signal.SIGIO,
+    "power failure": signal.SIGPWR,
+    "bad system call": signal.SIGSYS,
 }
 
 
@@ -78,7 +89,7 @@ def execute(
     if tty and not stdin_is_terminal():
         raise click.UsageError("--tty needs a terminal on standard input")
     with _failing(), opened(state_dir, sandbox_id) as sandbox:
-        handle = sandbox.commands.start(program)
+        handle = sandbox.commands.start(program, max_output_bytes=0)
         if background:
             handle.disconnect()
             click.echo(handle.pid)
@@ -91,7 +102,8 @@ def attach(state_dir: Path, sandbox_id: str, pid: int, *, from_seq: int | None) 
     with _failing(), opened(state_dir, sandbox_id) as sandbox:
         kinds = {process.pid: process.kind for process in sandbox.commands.list()}
         terminal = kinds.get(pid) is ProcessKind.TERMINAL and stdin_is_terminal()
-        handle = sandbox.pty.connect(pid, from_seq) if terminal else sandbox.commands.connect(pid, from_seq)
+        connect = sandbox.pty.connect if terminal else sandbox.commands.connect
+        handle = connect(pid, from_seq, max_output_bytes=0)
         if terminal:
             click.echo(f"attached to terminal {pid}; Ctrl-] leaves it", err=True)
         return _Session(sandbox, handle, terminal=terminal, owns=False).run(forward_input=terminal)
@@ -131,6 +143,8 @@ class _Session:
             stack.enter_context(notes_of_signals(self._actions()))
             if self._terminal:
                 stack.enter_context(raw_terminal())
+                # What it became before the signals were caught; and one that is attached to has another's size.
+                self._resized()
             if forward_input:
                 stack.enter_context(InputPump(send=self._send, at_end=self._close_input))
             try:
@@ -216,6 +230,6 @@ def _pass_on(output: Output) -> None:
 
 def _status_of_signal(error: str) -> int:
     found = re.match(r"signal: (?:signal (\d+)|([^(]*?))(?: \(core dumped\))?$", error)
-    if found is None:
+    if found is None or (found[2] and found[2] not in _SIGNAL_TEXTS):
         return FAILED
-    return _SIGNALLED + (int(found[1]) if found[1] else _SIGNAL_TEXTS.get(found[2], signal.SIGKILL))
+    return _SIGNALLED + (int(found[1]) if found[1] else _SIGNAL_TEXTS[found[2]])

@@ -319,9 +319,12 @@ class AsyncPty:
         *,
         on_data: OnBytes | None = None,
         request_timeout: float | None = None,
+        max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> AsyncCommandHandle:
         """Follow a terminal; as :meth:`AsyncCommands.connect`."""
-        handle = AsyncCommandHandle(self._core, self._target, terminal=True, on_pty=on_data)
+        handle = AsyncCommandHandle(
+            self._core, self._target, terminal=True, max_output_bytes=max_output_bytes, on_pty=on_data
+        )
         return await handle.connect(pid, from_seq, request_timeout)
 
     async def send_stdin(self, pid: int, data: str | bytes, request_timeout: float | None = None) -> None:

@@ -99,6 +99,8 @@ class _Stream:
         self._expired = False
 
     def read(self, timeout: float | None) -> Any:
+        # One that fired while the answer before was given out has cut this stream, which is another matter.
+        self._expired = False
         timer = None if timeout is None else threading.Timer(timeout, self._expire)
         if timer is not None:
             timer.daemon = True

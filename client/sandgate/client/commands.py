@@ -318,9 +318,12 @@ class Pty:
         *,
         on_data: OnBytes | None = None,
         request_timeout: float | None = None,
+        max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandHandle:
         """Follow a terminal; as :meth:`Commands.connect`."""
-        handle = CommandHandle(self._core, self._target, terminal=True, on_pty=on_data)
+        handle = CommandHandle(
+            self._core, self._target, terminal=True, max_output_bytes=max_output_bytes, on_pty=on_data
+        )
         return handle.connect(pid, from_seq, request_timeout)
 
     def send_stdin(self, pid: int, data: str | bytes, request_timeout: float | None = None) -> None:

@@ -84,16 +84,19 @@ class Files:
 
     def write(self, path: str, content: Content, timeout: float | None) -> Steps[EntryInfo]:
         """Written in place. ``timeout`` None: none, since how long a large file takes is no fault."""
+        source = _Source(content)
         try:
             reply = yield Upload(
                 method=_WRITE_FILE,
-                requests=_written(_checked(path), content),
+                requests=source.requests(_checked(path)),
                 blocking=not isinstance(content, str | bytes),
                 metadata=self.metadata,
                 timeout=None if timeout is None else request_limit(timeout),
             )
         except Cut as error:
             raise Cut(f"the connection was lost while '{path}' was written: part of it may be there") from error
+        if source.failure is not None:
+            raise source.failure
         return _entry(reply.entry)
 
     def list(self, path: str, depth: int, timeout: float | None) -> Steps[list[EntryInfo]]:
@@ -143,10 +146,21 @@ def _checked(path: str) -> str:
     return path
 
 
-def _written(path: str, content: Content) -> Iterator[Message]:
-    yield agent_pb2.WriteFileRequest(header=agent_pb2.WriteFileRequest.Header(path=path))
-    for data in _pieces(content):
-        yield agent_pb2.WriteFileRequest(data=data)
+class _Source:
+    """What a file is written from, as requests."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        #: Why they ended early. gRPC would swallow it, or make a cancellation of it.
+        self.failure: Exception | None = None
+
+    def requests(self, path: str) -> Iterator[Message]:
+        yield agent_pb2.WriteFileRequest(header=agent_pb2.WriteFileRequest.Header(path=path))
+        try:
+            for data in _pieces(self._content):
+                yield agent_pb2.WriteFileRequest(data=data)
+        except Exception as error:
+            self.failure = error
 
 
 def _pieces(content: Content) -> Iterator[bytes]:
@@ -156,6 +170,8 @@ def _pieces(content: Content) -> Iterator[bytes]:
             yield bytes(whole[start : start + _PIECE])
         return
     while data := content.read(_PIECE):
+        if not isinstance(data, bytes):
+            raise InvalidArgument("a file to write from must be opened in binary mode")
         yield data
 
 

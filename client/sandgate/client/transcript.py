@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sandgate.client.exceptions import CommandExitException
+from sandgate.client.exceptions import CommandExitException, InvalidArgumentException
 from sandgate.client.following import End
 from sandgate.client.records import CommandResult, Output, OutputText
 from sandgate.client.retained import Decoder, Tail
-from sandgate_errors import InvalidArgument
 
 __all__ = ["Transcript"]
 
@@ -16,7 +15,7 @@ class Transcript:
 
     def __init__(self, limit: int) -> None:
         if limit < 0:
-            raise InvalidArgument(f"max_output_bytes is a number of bytes, not {limit}")
+            raise InvalidArgumentException(f"max_output_bytes is a number of bytes, not {limit}")
         self._stdout, self._stderr, self._pty = Tail(limit), Tail(limit), Tail(limit)
         self._out_text, self._err_text = Decoder(), Decoder()
 

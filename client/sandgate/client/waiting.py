@@ -113,6 +113,8 @@ class _Stream:
     async def read(self, timeout: float | None) -> Any:
         if self._reading is None:
             self._reading = asyncio.create_task(self._call.read())
+            # Nobody may come back for it after a close, and then its error is nobody's.
+            self._reading.add_done_callback(_take_notice)
         done, _ = await asyncio.wait({self._reading}, timeout=timeout)
         if not done:
             self.close()
@@ -129,6 +131,11 @@ class _Stream:
 
     def close(self) -> None:
         self._call.cancel()
+
+
+def _take_notice(reading: asyncio.Task[Any]) -> None:
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _translated(error: grpc.aio.AioRpcError, address: Address) -> SandgateError:
