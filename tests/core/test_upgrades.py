@@ -65,7 +65,9 @@ async def test_every_owner_is_a_team_without_limits(upgraded):
 async def test_keys_hold_or_stay_revoked(upgraded):
     keys = Keys(upgraded, Teams(upgraded))
     await keys.load()
-    assert [(key.id, key.name, key.owner, key.last_used_at) for key in keys.list()] == [("k1", "first", "default", None)]
+    assert [(key.id, key.name, key.owner, key.last_used_at) for key in keys.list()] == [
+        ("k1", "first", "default", None)
+    ]
     assert len(await upgraded.keys()) == 2
 
 

@@ -1,0 +1,182 @@
+"""``python -m bench.soak``: many sandboxes at once, many one after another, and what is left of them.
+
+A gateway of its own; two questions. What does a call cost when many sandboxes live, compared with few of them? And after
+many creates and kills: do memory, descriptors, processes, folders or rows of the store grow with their number? The second
+is judged between a first part, after which caches and pools are as full as they get, and the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import memory
+from sandgate_testing.gateway import Gateway
+from sandgate_testing.leftovers import processes_of, sandboxes_of
+
+__all__ = ["main"]
+
+_FEW = 5
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a gateway holds, apart from sandboxes that live."""
+
+    processes: int
+    descriptors: int
+    memory: int
+    folders: int
+    live_rows: int
+
+
+def main() -> int:
+    options = _options()
+    gateway = Gateway(isolation=options.isolation)
+    try:
+        gateway.start()
+        figures = {**_crowd(gateway, options), **_churn(gateway, options)}
+        gateway.stop()
+        figures["left at the end"] = gateway.remains()
+    finally:
+        gateway.discard()
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {options.isolation}")
+    print(json.dumps(figures, indent=1))
+    return 1 if figures["left at the end"] else 0
+
+
+def _crowd(gateway: Gateway, options: argparse.Namespace) -> dict[str, object]:
+    """The same calls with few and with many sandboxes alive; and what one more costs."""
+    with _alive(gateway, _FEW):
+        few = _medians(gateway, options.rounds)
+    before = memory.private(processes_of(gateway.state_dir))
+    began = time.perf_counter()
+    with _alive(gateway, options.alive):
+        took = time.perf_counter() - began
+        idle = (memory.private(processes_of(gateway.state_dir)) - before) / options.alive
+        many = _medians(gateway, options.rounds)
+    return {
+        f"ms at {_FEW} sandboxes": few,
+        f"ms at {options.alive} sandboxes": many,
+        "ratio": {name: round(many[name] / few[name], 2) for name in few},
+        "creates per second while filling": round(options.alive / took, 1),
+        "MiB for each idle sandbox": round(idle / _MIB, 1),
+    }
+
+
+def _churn(gateway: Gateway, options: argparse.Namespace) -> dict[str, object]:
+    """Creates and kills one after another."""
+    first = max(1, options.churn // 4)
+    _rounds(gateway, first)
+    early = _footprint(gateway)
+    began = time.perf_counter()
+    _rounds(gateway, options.churn - first)
+    took = time.perf_counter() - began
+    late = _footprint(gateway)
+    return {
+        "create and kill, per second": round((options.churn - first) / took, 1),
+        f"after {first}": asdict(early),
+        f"after {options.churn}": asdict(late),
+    }
+
+
+def _rounds(gateway: Gateway, number: int) -> None:
+    for _ in range(number):
+        sandbox = gateway.create_sandbox()["sandboxID"]
+        _kill(gateway, sandbox)
+
+
+@contextmanager
+def _alive(gateway: Gateway, number: int) -> Iterator[None]:
+    made = [gateway.create_sandbox(timeout=3600)["sandboxID"] for _ in range(number)]
+    try:
+        yield
+    finally:
+        for sandbox in made:
+            _kill(gateway, sandbox)
+
+
+def _kill(gateway: Gateway, sandbox: str) -> None:
+    answer = gateway.rest("DELETE", f"/sandboxes/{sandbox}")
+    if answer.status != 204:
+        raise RuntimeError(f"a sandbox could not be killed: {answer}")
+
+
+def _medians(gateway: Gateway, rounds: int) -> dict[str, float]:
+    """Milliseconds of each kind of call."""
+    sandbox = gateway.create_sandbox()
+    name = sandbox["sandboxID"]
+    to_agent = {
+        "E2b-Sandbox-Id": name,
+        "E2b-Sandbox-Port": "49983",
+        "X-Access-Token": sandbox["envdAccessToken"],
+        "Content-Type": "application/json",
+    }
+    calls: dict[str, Callable[[], object]] = {
+        "info": lambda: gateway.rest("GET", f"/sandboxes/{name}"),
+        "list a page of 5": lambda: gateway.rest("GET", "/v2/sandboxes?limit=5"),
+        "timeout": lambda: gateway.rest("POST", f"/sandboxes/{name}/timeout", {"timeout": 300}),
+        "processes": lambda: gateway.call("POST", "/process.Process/List", b"{}", headers=to_agent),
+        "create and kill": lambda: _rounds(gateway, 1),
+    }
+    try:
+        return {what: _median(call, rounds) for what, call in calls.items()}
+    finally:
+        _kill(gateway, name)
+
+
+def _median(call: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return round(1000 * statistics.median(times), 2)
+
+
+def _footprint(gateway: Gateway) -> Footprint:
+    pids = list(processes_of(gateway.state_dir))
+    return Footprint(
+        processes=len(pids),
+        descriptors=sum(_descriptors(pid) for pid in pids),
+        memory=memory.private(pids),
+        folders=len(sandboxes_of(gateway.state_dir)),
+        live_rows=_live_rows(gateway.state_dir / "sandgate.db"),
+    )
+
+
+def _descriptors(pid: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return 0
+
+
+def _live_rows(database: Path) -> int:
+    """Records that have not ended; ended ones are kept for a week on purpose."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        (number,) = connection.execute("SELECT count(*) FROM sandboxes WHERE ended_at IS NULL").fetchone()
+    return int(number)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--isolation", choices=["bubblewrap", "none"], default="bubblewrap")
+    parser.add_argument("--alive", type=int, default=500, help="sandboxes that live at the same time")
+    parser.add_argument("--churn", type=int, default=2000, help="creates and kills one after another")
+    parser.add_argument("--rounds", type=int, default=50, help="calls of each kind")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
