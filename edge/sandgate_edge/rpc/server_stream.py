@@ -9,6 +9,7 @@ import grpc.aio
 from aiohttp import web
 from google.protobuf.message import Message
 
+from sandgate_api.envd.v1 import process_pb2
 from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
@@ -21,6 +22,8 @@ from sandgate_edge.rpc.stream_answer import StreamAnswer
 
 __all__ = ["server_stream"]
 
+_FOLLOWED = (process_pb2.StartResponse, process_pb2.ConnectResponse)
+
 
 async def server_stream(request: web.Request, method: Method) -> web.StreamResponse:
     codec = codec_of(request, method)
@@ -30,10 +33,18 @@ async def server_stream(request: web.Request, method: Method) -> web.StreamRespo
         call = await _begin(request, method, codec=codec, located=located)
         try:
             while isinstance(message := await call.read(), Message):
+                if _is_last(message):
+                    answer.hold(message)
+                    break
                 await answer.send(message)
         finally:
             call.cancel()
     return answer.response
+
+
+def _is_last(message: Message) -> bool:
+    """Nothing but success follows the end of a process (O7): one hop and two packets less for every command."""
+    return isinstance(message, _FOLLOWED) and message.event.HasField("end")
 
 
 async def _begin(

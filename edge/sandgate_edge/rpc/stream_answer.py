@@ -28,6 +28,11 @@ class StreamAnswer:
         self._codec = codec
         # The content type must have no parameters: one SDK compares it whole.
         self.response = web.StreamResponse(headers={"Content-Type": codec.stream_type})
+        self._held = b""
+
+    def hold(self, message: Message) -> None:
+        """Keeps the last message, to be written together with the end frame."""
+        self._held = pack(0, self._codec.encode(message))
 
     async def send(self, message: Message) -> None:
         """Writes one message; waits while the client is slow."""
@@ -64,10 +69,13 @@ class StreamAnswer:
             if not self.response.prepared:
                 raise error
             return  # the connection was cut
-        await self._write(end_frame(error))
-        await self.response.write_eof()
+        await self._prepare()
+        await self.response.write_eof(self._held + end_frame(error))
 
     async def _write(self, frame: bytes) -> None:
+        await self._prepare()
+        await self.response.write(frame)
+
+    async def _prepare(self) -> None:
         if not self.response.prepared:
             await self.response.prepare(self._request)
-        await self.response.write(frame)
