@@ -139,6 +139,41 @@ async function inputAndBackground(sandbox) {
     assert.equal(await sandbox.commands.kill(handle.pid), false)
   })
   await step('connect_to_unknown_pid', () => raises('NotFoundError', () => sandbox.commands.connect(999999)))
+  await step('sudo', async () => {
+    const becomeRoot = await sandbox.commands.run('sudo echo "$FOO"; sudo id -u', { envs: { FOO: 'bar' } })
+    assert.equal(becomeRoot.stdout, 'bar\n0\n')
+  })
+}
+
+async function terminals(sandbox) {
+  const bytes = (text) => new TextEncoder().encode(text)
+  const pieces = []
+  const onData = (data) => pieces.push(Buffer.from(data))
+  const seen = () => Buffer.concat(pieces.splice(0)).toString()
+  await step('terminal', async () => {
+    const terminal = await sandbox.pty.create({ rows: 24, cols: 80, onData, timeoutMs: 60_000 })
+    await sandbox.pty.resize(terminal.pid, { rows: 40, cols: 133 })
+    await sandbox.pty.sendInput(terminal.pid, bytes("stty size; printf '─漢😀\\n'; exit 3\n"))
+    const error = await raises('CommandExitError', () => terminal.wait())
+    assert.equal(error.exitCode, 3)
+    assert(seen().includes('40 133\r\n─漢😀\r\n'))
+  })
+  await step('terminal_connect', async () => {
+    const terminal = await sandbox.pty.create({ rows: 24, cols: 80, onData, timeoutMs: 0 })
+    await terminal.disconnect()
+    assert.deepEqual((await sandbox.commands.list()).map((item) => item.pid), [terminal.pid])
+    const again = await sandbox.pty.connect(terminal.pid, { onData, timeoutMs: 60_000 })
+    await sandbox.pty.sendInput(terminal.pid, bytes("echo st''ill here; exit\n"))
+    await again.wait()
+    assert(seen().includes('still here\r\n'))
+  })
+  await step('terminal_kill', async () => {
+    const terminal = await sandbox.pty.create({ rows: 24, cols: 80, onData, timeoutMs: 0 })
+    assert.equal(await sandbox.pty.kill(terminal.pid), true)
+    await raises('CommandExitError', () => terminal.wait())
+    assert.equal(await sandbox.pty.kill(terminal.pid), false)
+    assert.deepEqual(await sandbox.commands.list(), [])
+  })
 }
 
 async function transfers(sandbox) {
@@ -364,5 +399,5 @@ const sandbox = await step('create', async () => {
   return made
 })
 if (sandbox) {
-  for (const part of [information, commands, inputAndBackground, files, life, end]) await part(sandbox)
+  for (const part of [information, commands, inputAndBackground, terminals, files, life, end]) await part(sandbox)
 }

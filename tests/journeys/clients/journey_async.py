@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 import uuid
 
-from e2b import AsyncSandbox, CommandExitException, FilesystemEvent, SandboxQuery
+from e2b import AsyncSandbox, CommandExitException, FilesystemEvent, PtySize, SandboxQuery
 from steps import raises, step
 
 GONE = "SandboxNotRunningException"
@@ -29,6 +29,7 @@ async def main() -> None:
     await information(sandbox)
     await commands(sandbox)
     await input_and_background(sandbox)
+    await terminals(sandbox)
     await files(sandbox)
     await life(sandbox)
     await end(sandbox)
@@ -134,6 +135,38 @@ async def input_and_background(sandbox: AsyncSandbox) -> None:
         assert await sandbox.commands.kill(handle.pid) is False
     with step("connect_to_unknown_pid"), raises("NotFoundException"):
         await sandbox.commands.connect(999999)
+    with step("sudo"):
+        become_root = await sandbox.commands.run('sudo echo "$FOO"; sudo id -u', envs={"FOO": "bar"})
+        assert become_root.stdout == "bar\n0\n"
+
+
+async def terminals(sandbox: AsyncSandbox) -> None:
+    with step("terminal"):
+        seen = bytearray()
+        terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), seen.extend, timeout=60)
+        await sandbox.pty.resize(terminal.pid, PtySize(rows=40, cols=133))
+        await sandbox.pty.send_stdin(terminal.pid, "stty size; printf '─漢😀\\n'; exit 3\n".encode())
+        with raises("CommandExitException") as caught:
+            await terminal.wait()
+        assert isinstance(caught[0], CommandExitException)
+        assert caught[0].exit_code == 3
+        assert "40 133\r\n─漢😀\r\n" in seen.decode()
+    with step("terminal_connect"):
+        terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), lambda _: None, timeout=0)
+        await terminal.disconnect()
+        assert [process.pid for process in await sandbox.commands.list()] == [terminal.pid]
+        seen = bytearray()
+        again = await sandbox.pty.connect(terminal.pid, seen.extend, timeout=60)
+        await sandbox.pty.send_stdin(terminal.pid, b"echo st''ill here; exit\n")
+        await again.wait()
+        assert b"still here\r\n" in seen
+    with step("terminal_kill"):
+        terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), lambda _: None, timeout=0)
+        assert await sandbox.pty.kill(terminal.pid) is True
+        with raises("CommandExitException"):
+            await terminal.wait()
+        assert await sandbox.pty.kill(terminal.pid) is False
+        assert await sandbox.commands.list() == []
 
 
 async def files(sandbox: AsyncSandbox) -> None:

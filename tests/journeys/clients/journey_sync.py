@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 import uuid
 
-from e2b import CommandExitException, Sandbox, SandboxQuery, exceptions
+from e2b import CommandExitException, PtySize, Sandbox, SandboxQuery, exceptions
 from steps import raises, step
 
 # Newer releases have a class of its own for a sandbox that is gone in the midst of a call (errors.md 3.5).
@@ -28,6 +28,7 @@ def main() -> None:
     information(sandbox)
     commands(sandbox)
     input_and_background(sandbox)
+    terminals(sandbox)
     files(sandbox)
     life(sandbox)
     end(sandbox)
@@ -131,6 +132,37 @@ def input_and_background(sandbox: Sandbox) -> None:
         assert sandbox.commands.kill(handle.pid) is False
     with step("connect_to_unknown_pid"), raises("NotFoundException"):
         sandbox.commands.connect(999999)
+    with step("sudo"):
+        assert sandbox.commands.run('sudo echo "$FOO"; sudo id -u', envs={"FOO": "bar"}).stdout == "bar\n0\n"
+
+
+def terminals(sandbox: Sandbox) -> None:
+    with step("terminal"):
+        terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=60)
+        sandbox.pty.resize(terminal.pid, PtySize(rows=40, cols=133))
+        sandbox.pty.send_stdin(terminal.pid, "stty size; printf '─漢😀\\n'; exit 3\n".encode())
+        seen = bytearray()
+        with raises("CommandExitException") as caught:
+            terminal.wait(on_pty=seen.extend)
+        assert isinstance(caught[0], CommandExitException)
+        assert caught[0].exit_code == 3
+        assert "40 133\r\n─漢😀\r\n" in seen.decode()
+    with step("terminal_connect"):
+        terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+        terminal.disconnect()
+        assert [process.pid for process in sandbox.commands.list()] == [terminal.pid]
+        again = sandbox.pty.connect(terminal.pid, timeout=60)
+        sandbox.pty.send_stdin(terminal.pid, b"echo st''ill here; exit\n")
+        seen = bytearray()
+        again.wait(on_pty=seen.extend)
+        assert b"still here\r\n" in seen
+    with step("terminal_kill"):
+        terminal = sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0)
+        assert sandbox.pty.kill(terminal.pid) is True
+        with raises("CommandExitException"):
+            terminal.wait()
+        assert sandbox.pty.kill(terminal.pid) is False
+        assert sandbox.commands.list() == []
 
 
 def files(sandbox: Sandbox) -> None:
