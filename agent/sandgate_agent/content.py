@@ -18,7 +18,7 @@ from sandgate_agent.faults import NO_SPACE, file_error
 from sandgate_agent.files import Owner, make_parents
 from sandgate_errors import Internal, InvalidArgument, NoSpace
 
-__all__ = ["PIECE_SIZE", "Reader", "Writer"]
+__all__ = ["PIECE_SIZE", "Reader", "Writer", "begin_to_write"]
 
 #: Large enough that the hop to a thread and the message around it do not count.
 PIECE_SIZE = 512 * 1024
@@ -195,6 +195,18 @@ class Writer(_OpenFile):
             errno.ENOTDIR: Internal(f"a parent of path '{self.path}' is not a directory"),
         }
         return own.get(error.errno or 0) or file_error(error, self.path)
+
+
+def begin_to_write(path: str, owner: Owner, content: bytes) -> Writer:
+    """A file opened to be written, with the first of its content in it."""
+    writer = Writer(path, owner)
+    try:
+        if content:
+            writer.write(content)
+    except BaseException:
+        writer.close()
+        raise
+    return writer
 
 
 def _lacking(path: str) -> str:

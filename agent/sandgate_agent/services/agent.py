@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import sandgate_agent
 from sandgate_agent.accounts import Account, OwnerNames
 from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
-from sandgate_agent.content import Reader, Writer
+from sandgate_agent.content import Reader, Writer, begin_to_write
 from sandgate_agent.metrics import Meter
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Identity, Sandbox
@@ -77,10 +77,13 @@ class AgentService:
         path = resolve(first.header.path, account, default=self._sandbox.default_workdir)
         metadata = dict(first.header.metadata)
         owner = (account.uid, account.gid) if self._sandbox.accounts.owns_files else None
-        writer = await _opened(lambda: Writer(path, owner))
+        names = OwnerNames(self._sandbox.accounts, account)
+        # Most files come in one piece: opening and writing it together saves them a change of threads.
+        begun = await _next_piece(requests)
+        writer = await _opened(lambda: begin_to_write(path, owner, begun or b""))
         try:
-            await _receive_content(writer, requests)
-            names = OwnerNames(self._sandbox.accounts, account)
+            if begun is not None:
+                await _receive_content(writer, requests)
             entry = await asyncio.to_thread(writer.finish, metadata, names)
         finally:
             _close(writer)
@@ -141,17 +144,25 @@ async def _send_content(reader: Reader, call: Call) -> None:
             _leave(ahead)
 
 
+async def _next_piece(requests: AsyncIterator[pb.WriteFileRequest]) -> bytes | None:
+    """None at the end."""
+    request = await anext(requests, None)
+    if request is None:
+        return None
+    if request.WhichOneof("part") != "data":
+        raise InvalidArgument("a message of WriteFile after the first is not data")
+    return request.data
+
+
 async def _receive_content(writer: Writer, requests: AsyncIterator[pb.WriteFileRequest]) -> None:
     loop = asyncio.get_running_loop()
     writing: asyncio.Future[None] = loop.create_future()
     writing.set_result(None)
     try:
-        async for request in requests:
-            if request.WhichOneof("part") != "data":
-                raise InvalidArgument("a message of WriteFile after the first is not data")
+        while (piece := await _next_piece(requests)) is not None:
             # One piece is written while the next comes in.
             await writing
-            writing = loop.run_in_executor(None, writer.write, request.data)
+            writing = loop.run_in_executor(None, writer.write, piece)
         await writing
     finally:
         _leave(writing)
