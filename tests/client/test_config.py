@@ -145,3 +145,23 @@ def test_a_home_directory_that_does_not_exist_is_named(tmp_path):
         config.load({}, environment={}, config=path)
     with pytest.raises(InvalidArgument, match="--state-dir: no such home directory"):
         config.load({"state_dir": "~no-such-user/x"}, environment={})
+
+
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        ("8701", "127.0.0.1:8701"),
+        ("0.0.0.0:8701", "0.0.0.0:8701"),
+        ("[::1]:8701", "[::1]:8701"),
+        ("unix:/run/x", "unix:/run/x"),
+    ],
+)
+def test_a_grpc_address_without_a_host_is_of_this_machine(given, target):
+    """Nothing there is encrypted, so other machines are let in only when they are named."""
+    assert config.load({"grpc_listen": given}, environment={}).settings.grpc_listen == (target,)
+
+
+@pytest.mark.parametrize("given", ["host", ":8701", "host:", "host:99999", "unix:x", "host:1x"])
+def test_what_is_no_grpc_address_is_refused(given):
+    with pytest.raises(InvalidArgument, match="--grpc-listen"):
+        config.load({"grpc_listen": given}, environment={})

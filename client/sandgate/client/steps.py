@@ -49,10 +49,12 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A silent command on a connection that died without a word is noticed after half a minute. The core permits pings
-    # this often; see its server's options.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # A connection that died without a word is noticed after a quarter of a minute, well within the time for which an agent
+    # still tells a command's end. The core permits pings this often; see its server's options.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Otherwise a ping of any kind that is under way puts that off for a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 

@@ -19,6 +19,7 @@ from sandgate import (
     SandboxState,
     TimeoutException,
 )
+from sandgate.client import blocking, steps, waiting
 from sandgate_testing.cutting_proxy import CuttingProxy
 from sandgate_testing.either import done
 from sandgate_testing.gateway import Gateway, wait_until
@@ -54,6 +55,23 @@ async def test_cuts_in_the_middle_of_the_output_cost_no_byte(box, proxy):
     assert ended.value.exit_code == 9
     assert handle.reconnects >= 3
     assert _COUNT <= handle.last_seq <= 2 * _COUNT
+
+
+async def test_a_connection_that_dies_without_a_word_is_noticed(kind, open_gateway, proxy, monkeypatch):
+    """By pings of its own, here more often than usual: the core takes more for an attack."""
+    hasty = {"grpc.keepalive_time_ms": 6000, "grpc.keepalive_timeout_ms": 1000, "grpc.http2.ping_timeout_ms": 1000}
+    options = tuple({**dict(steps.OPTIONS), **hasty}.items())
+    for driver in (blocking, waiting):
+        monkeypatch.setattr(driver, "OPTIONS", options)
+    box = await done(kind.create(core=proxy.address, api_key=open_gateway[0].api_key))
+    handle = await done(box.commands.run("echo first; sleep 2; echo last", background=True))
+    assert (await done(handle.read())).stdout == b"first\n"
+    # What the library asks of itself after data is answered by then.
+    await asyncio.sleep(1)
+    proxy.silence()
+    assert (await done(handle.wait())).stdout == "first\nlast\n"
+    assert handle.reconnects == 1
+    await done(box.close())
 
 
 async def test_a_core_that_is_killed_during_output_costs_no_byte(box, open_gateway):

@@ -26,6 +26,8 @@ class CuttingProxy:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        #: Ends of connections on which nothing is passed any more.
+        self._silent: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._passing = threading.Event()
@@ -50,6 +52,11 @@ class CuttingProxy:
                 with contextlib.suppress(OSError):
                     # Wakes the thread that reads from it; only then does the last close below reset the connection.
                     end.shutdown(socket.SHUT_RDWR)
+
+    def silence(self) -> None:
+        """Swallow what comes on every connection there is, as a network does that is gone. New ones are passed on."""
+        with self._lock:
+            self._silent = {end for ends in self._pairs for end in ends}
 
     def refuse(self) -> None:
         """Break off every connection, and break each new one off as well."""
@@ -111,7 +118,8 @@ class CuttingProxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket, done: threading.Barrier) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_PIECE):
-                sink.sendall(data)
+                if source not in self._silent:
+                    sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
