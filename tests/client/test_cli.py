@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -141,8 +140,13 @@ def test_modules_in_the_working_directory_are_not_loaded(tmp_path):
 def test_ctrl_c_is_quiet(tmp_path):
     os.mkfifo(path := tmp_path / "config.toml")
     process = subprocess.Popen([_PROGRAM, "serve", "--config", path], stderr=subprocess.PIPE, text=True)
-    time.sleep(1)  # it waits for the other end of the pipe
-    process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
+    try:
+        # Opening our end waits for its: it reads its configuration now, and goes on reading while the end stays open.
+        with path.open("wb"):
+            process.send_signal(signal.SIGINT)
+            _, shown = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
     assert shown.strip() == ""
     assert process.returncode == 130

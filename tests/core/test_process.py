@@ -98,6 +98,14 @@ async def ready(process) -> dict:
         return json.loads(await process.stdout.readline())
 
 
+async def said(process, text: bytes) -> None:
+    async with asyncio.timeout(60):
+        while line := await process.stderr.readline():
+            if text in line:
+                return
+    raise AssertionError(f"ended without saying {text!r}, status {await process.wait()}")
+
+
 async def ended(process) -> tuple[int, str, str]:
     """Status, the rest of standard output, standard error."""
     async with asyncio.timeout(60):
@@ -143,8 +151,7 @@ async def test_signal_is_the_order_to_stop(start, number):
 @pytest.mark.parametrize("order", ["end of input", "signal"])
 async def test_order_to_stop_during_a_slow_start_is_obeyed(start, order):
     process = await start(backends={"plain": {"slow": True}})
-    while b"stray print" not in await process.stderr.readline():
-        pass
+    await said(process, b"stray print")
     if order == "signal":
         process.terminate()
     else:
