@@ -203,7 +203,9 @@ class Process:
         sources: Mapping[Stream, int],
         stdin: Stdin | None,
         terminal: Terminal | None,
+        on_end: Callable[[Process, End], None],
     ) -> None:
+        """``on_end`` is called in the moment of the end: who attaches after it must not find a live process (A8)."""
         self.command = command
         self.pid = child.pid
         #: Drawn for this process alone; pids come round again.
@@ -213,11 +215,10 @@ class Process:
         self.stdin = stdin
         self.terminal = terminal
         self.end: End | None = None
-        #: Resolved with the end.
-        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         #: The follower that started it: its stream ends with an error when the limit passes.
         self.starter: Follower | None = None
         self._child = child
+        self._on_end = on_end
         self.family = family
         self._kills = kills
         # Signals outlive the call that asked for them, and the limit nobody waits for: they live as long as the process.
@@ -256,7 +257,7 @@ class Process:
         if self.terminal is not None:
             self.terminal.close()
         self._child.close()
-        self.ended.set_result(self.end)
+        self._on_end(self, self.end)
 
     def abandon(self, failure: SandgateError) -> None:
         """The agent ends: so does everything it started."""
@@ -549,10 +550,10 @@ class Processes:
             sources=streams.outputs,
             stdin=streams.stdin,
             terminal=streams.terminal,
+            on_end=self._retire,
         )
         self._ends.drop(pid=process.pid, tag=command.tag)
         self._live[process.pid] = process
-        process.ended.add_done_callback(lambda ended: self._retire(process, ended.result()))
         process.starter = process.output.follow()
         process.run()
         return process, process.starter

@@ -43,6 +43,33 @@ async def test_end_is_told_for_a_while_to_whoever_attaches_late(agent: Agent) ->
         assert events[1].end.exit_code == 5
 
 
+async def test_attaching_during_the_end_never_hangs(agent: Agent) -> None:
+    """A8: whatever the moment, it is told the end or that there is no such process."""
+
+    async def attach(pid: int) -> str:
+        request = process_pb2.ConnectRequest(process=process_pb2.ProcessSelector(pid=pid))
+        call = agent.processes.Connect(request, metadata=agent.metadata())
+        try:
+            events = [message.event async for message in call]
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        return "-".join(str(event.WhichOneof("event")) for event in events)
+
+    for number in range(40):
+        async with agent.running("sleep", f"0.0{number % 4}") as running:
+            async with asyncio.timeout(20):
+                assert set(await asyncio.gather(*(attach(running.pid) for _ in range(5)))) <= {"start-end", "NOT_FOUND"}
+
+
+async def test_input_to_an_ended_process_is_not_found(agent: Agent) -> None:
+    """X17, A16, A25."""
+    ended = Running(agent, (await agent.run("true")).pid, None)
+    async with code_of(NOT_FOUND):
+        await ended.send(b"x")
+    async with code_of(NOT_FOUND):
+        await ended.signal(9)
+
+
 async def test_end_of_a_predecessor_is_not_told_for_a_tag_in_use(agent: Agent) -> None:
     """A10, P33."""
     await agent.sh("exit 5", tag="job")
@@ -96,7 +123,7 @@ async def test_calls_that_name_no_process_are_refused(agent: Agent) -> None:
 
 
 async def test_list_shows_what_was_asked_for(agent: Agent) -> None:
-    """A11-A14, A7."""
+    """A11-A14, A7, P31."""
     async with (
         agent.running("sleep", "60", tag="one", envs={"A": "1"}, cwd="~"),
         agent.running("/bin/sh", "-c", "sleep 61 & wait", tag="two"),
@@ -278,7 +305,7 @@ async def test_resize_rules(agent: Agent) -> None:
 
 @pytest.mark.parametrize(("cols", "rows"), [(65536, 24), (80, 4_000_000_000)])
 async def test_impossible_size_is_refused(agent: Agent, cols: int, rows: int) -> None:
-    """P29: 16 bits each."""
+    """P29, P30: 16 bits each; a terminal that cannot be made is the caller's fault."""
     before = agent.descriptors()
     async with code_of(INVALID):
         await agent.run("true", pty=process_pb2.PTY(size=process_pb2.PTY.Size(cols=cols, rows=rows)))

@@ -235,6 +235,19 @@ async def test_default_user_before_init_is_root() -> None:
         assert (await agent.run("id", "-un")).text == "root\n"
 
 
+async def test_default_user_that_does_not_exist_is_named(agent: Agent) -> None:
+    """U4: then nobody acts, instead of somebody else."""
+    await agent.init(default_user="ghost")
+    async with code_of(grpc.StatusCode.UNAUTHENTICATED, "ghost"):
+        await agent.run("true")
+
+
+async def test_start_is_told_before_the_program_says_anything(agent: Agent) -> None:
+    """T9, P32: clients give up on a start that does not come within their request timeout."""
+    async with agent.running("sleep", "60") as running:
+        assert running.pid > 0
+
+
 async def test_files_with_the_sandboxes_variables_are_left_alone_without_permission(agent: Agent) -> None:
     """P19 holds only where the backend allows it."""
     assert not os.path.exists("/run/e2b/.E2B_SANDBOX_ID") or stat.S_ISREG(os.stat("/run/e2b/.E2B_SANDBOX_ID").st_mode)
