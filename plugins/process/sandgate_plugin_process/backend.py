@@ -14,20 +14,24 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sandgate_errors import (
     Conflict,
+    DataLoss,
     FailedPrecondition,
     Internal,
     InvalidArgument,
     NoSpace,
+    NotFound,
     ResourceExhausted,
     SandgateError,
+    Unavailable,
 )
 from sandgate_plugin_api import (
     Backend,
@@ -43,8 +47,9 @@ from sandgate_plugin_process import bundle
 from sandgate_plugin_process.boxes import Box, Record, Shelf
 from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.children import Children
+from sandgate_plugin_process.freezing import Group, go_on, possible_groups, stop_all, stopped_by_themselves
 from sandgate_plugin_process.isolation import Isolation
-from sandgate_plugin_process.pids import boot_id
+from sandgate_plugin_process.pids import ProcessId, boot_id
 from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
 from sandgate_plugin_process.starting import Started, StartFailed, agent_ready, give_up, tail
@@ -66,6 +71,7 @@ class ProcessBackend(Backend):
     """Sandboxes as Linux processes on the gateway's own machine."""
 
     name = "process"
+    capabilities = frozenset({Capability.PAUSE, Capability.PAUSE_FILESYSTEM})
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
@@ -88,7 +94,7 @@ class ProcessBackend(Backend):
         }
         self._isolation = self._isolations[self._settings.isolation]
         if self._isolation.can_cut_network:
-            self.capabilities = frozenset({Capability.NO_INTERNET})
+            self.capabilities |= {Capability.NO_INTERNET}
         try:
             await asyncio.to_thread(self._prepare)
         except OSError as error:
@@ -198,6 +204,89 @@ class ProcessBackend(Backend):
             async with self._busy(box):
                 await self._erase(box)
 
+    async def pause(self, handle: Mapping[str, object], *, memory: bool) -> Mapping[str, object]:
+        box = await self._existing(handle)
+        async with self._busy(box):
+            await _to_its_end(asyncio.to_thread(self._pause, box, memory=memory))
+        return box.handle
+
+    def _pause(self, box: Box, *, memory: bool) -> None:
+        record = _record_of(box)
+        if not memory:
+            self._end(record)
+            box.write(record.ended())
+        elif record.paused == "files":
+            raise DataLoss("the memory of the sandbox was given up before")
+        elif not record.is_alive():
+            raise NotFound("the sandbox has ended")
+        else:
+            self._freeze(box, record)
+
+    def _freeze(self, box: Box, record: Record) -> None:
+        """The record first, each time: after a crash half way it says what has to be let go on."""
+
+        def members() -> list[ProcessId]:
+            return self._isolations[record.isolation].members(record)
+
+        if record.paused != "memory":
+            group = _group_of(record) if record.grouped else _group_for(record, members())
+            stopped = stopped_by_themselves(members) if group is None else frozenset[ProcessId]()
+            place = None if group is None else str(group.path)
+            record = replace(record, paused="memory", group=place, stopped=stopped)
+            box.write(record)
+        group = _group_of(record)
+        try:
+            stop_all(list if record.grouped else members, group, but=record.stopped)
+        except BaseException as error:
+            self._let_go_on(box, record)
+            if isinstance(error, OSError):
+                raise Unavailable("the sandbox cannot be stopped at the moment") from error
+            raise
+        if group is not None and not record.grouped:
+            box.write(replace(record, grouped=True))
+
+    def _let_go_on(self, box: Box, record: Record) -> None:
+        go_on(lambda: self._isolations[record.isolation].members(record), _group_of(record), but=record.stopped)
+        box.write(replace(record, paused="", stopped=frozenset()))
+
+    async def resume(self, handle: Mapping[str, object]) -> Placement:
+        box = await self._existing(handle)
+        async with self._busy(box):
+            record = await asyncio.to_thread(_record_of, box)
+            if record.paused == "files":
+                return await self._start_anew(box, record)
+            if not record.is_alive():
+                raise DataLoss("the processes of the sandbox are gone")
+            await _to_its_end(asyncio.to_thread(self._let_go_on, box, record))
+            return box.placement(record)
+
+    async def _start_anew(self, box: Box, record: Record) -> Placement:
+        fresh = replace(record.ended(), bundle=self._bundle.name)
+
+        def start() -> Started:
+            # What a resume left that a crash cut off.
+            self._end(record)
+            box.renew(fresh)
+            self._isolations[fresh.isolation].mend(box, fresh)
+            return self._start(box, fresh)
+
+        try:
+            placement = await self._bring_up(box, fresh, start)
+            # Until now a crash left a sandbox that was paused.
+            box.write(replace(_record_of(box), paused=""))
+            return placement
+        except BaseException as error:
+            await _to_its_end(asyncio.to_thread(self._pause, box, memory=False))
+            if isinstance(error, OSError | StartFailed):
+                raise _told(error) from error
+            raise
+
+    async def _existing(self, handle: Mapping[str, object]) -> Box:
+        box = await asyncio.to_thread(self._shelf.find, handle)
+        if box is None:
+            raise NotFound("there is no such sandbox")
+        return box
+
     def _busy(self, box: Box) -> asyncio.Lock:
         """Held while a box is made or destroyed: a kill may come during the create, and two kills at once (C35, C37)."""
         return self._locks.setdefault(box.name, asyncio.Lock())
@@ -213,7 +302,7 @@ class ProcessBackend(Backend):
                 internet=internet,
             )
             try:
-                return await self._bring_up(box, record)
+                return await self._bring_up(box, record, lambda: self._make_and_start(box, record))
             except Conflict:
                 # The box of that name is another call's.
                 self._give_base_back(record)
@@ -222,31 +311,38 @@ class ProcessBackend(Backend):
                 await _to_its_end(self._erase(box, record))
                 raise
 
-    async def _bring_up(self, box: Box, record: Record) -> Placement:
+    async def _bring_up(self, box: Box, record: Record, start: Callable[[], Started]) -> Placement:
         started: Started | None = None
 
-        async def start() -> None:
+        async def begin() -> None:
             nonlocal started
-            started = await asyncio.to_thread(self._start, box, record)
+            started = await asyncio.to_thread(start)
             self._children.adopt(started.popen)
 
         try:
             # A thread cannot be cancelled: what it has started must be known before anything is cleared away.
-            await _to_its_end(start())
+            await _to_its_end(begin())
             assert started is not None  # noqa: S101 - start() has returned
             await agent_ready(started.output, box.log)
         finally:
             if started is not None:
                 started.output.close()
-        self._isolation.agent_is_up(box)
+        self._isolations[record.isolation].agent_is_up(box)
         return box.placement(record)
 
-    def _start(self, box: Box, record: Record) -> Started:
+    def _make_and_start(self, box: Box, record: Record) -> Started:
         box.make(record)
         self._isolation.furnish(box, record)
-        started = self._isolation.start(box, record, self._bundle)
+        return self._start(box, record)
+
+    def _start(self, box: Box, record: Record) -> Started:
+        group = _group_for(record)
+        if group is not None:
+            record = replace(record, group=str(group.path))
+            box.write(record)
+        started = self._isolations[record.isolation].start(box, record, self._bundle)
         try:
-            box.write(record.started(main=started.main, init=started.init))
+            box.write(record.started(main=started.main, init=started.init, grouped=started.grouped))
         except BaseException:
             give_up(started.popen)
             raise
@@ -261,10 +357,23 @@ class ProcessBackend(Backend):
 
     def _clear(self, box: Box, known: Record | None) -> Record | None:
         record = box.read() or known
-        if record is not None and record.boot_id == boot_id():
-            self._isolations[record.isolation].end(record)
+        if record is not None:
+            self._end(record)
         box.remove()
         return record
+
+    def _end(self, record: Record) -> None:
+        """End every process of a box, stopped ones too."""
+        if record.boot_id != boot_id():
+            return
+        group = _group_of(record)
+        # Without one there may still be an empty one, made just before the record could say so.
+        groups = list(possible_groups(record.mark)) if group is None else [group]
+        for group in groups:
+            group.kill()
+        self._isolations[record.isolation].end(record)
+        for group in groups:
+            group.remove()
 
     def _take_base(self) -> int | None:
         base = self._isolation.base_for(self._bases)
@@ -311,6 +420,33 @@ def _give(box: Box, sandbox_id: str) -> Placement | None:
     record = record.claimed(sandbox_id)
     box.write(record)
     return box.placement(record)
+
+
+def _record_of(box: Box) -> Record:
+    record = box.read()
+    if record is None:
+        raise NotFound("what was known of the sandbox is lost")
+    return record
+
+
+def _group_of(record: Record) -> Group | None:
+    return None if record.group is None else Group(Path(record.group))
+
+
+def _group_for(record: Record, members: Sequence[ProcessId] = ()) -> Group | None:
+    """A new control group for a box, into which its processes can be moved; None where the gateway may make none."""
+    for group in possible_groups(record.mark):
+        try:
+            group.make()
+            # Making a group is no proof that processes may be moved into it.
+            for process in members[:1]:
+                group.add(process)
+        except OSError as error:
+            _log.info("a sandbox cannot be frozen by the control group %s: %s", group.path, error)
+            group.remove()
+        else:
+            return group
+    return None
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:

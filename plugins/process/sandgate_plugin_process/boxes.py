@@ -6,6 +6,7 @@
     <state>/boxes/<box>/rootfs/       its root file system (bubblewrap)
     <state>/boxes/<box>/home/, root/  the homes of its accounts (no isolation)
     <state>/boxes/<box>/agent.log     what its agent wrote to standard error
+    <state>/boxes/<box>/boot_id       what the sandbox sees as the boot id of its system (bubblewrap)
     <runtime>/<box>/in/               bound into the sandbox: its agent makes the socket here
     <runtime>/<box>/agent.sock        the same socket under a name that the sandbox cannot touch
 
@@ -24,7 +25,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sandgate_errors import Conflict, Internal
 from sandgate_plugin_api import AgentAddress, Placement
@@ -58,6 +59,14 @@ class Record:
     main: ProcessId | None = None
     #: The first process of its pid namespace: ends all others with it.
     init: ProcessId | None = None
+    #: What a pause has kept, or is about to keep; empty: it runs.
+    paused: Literal["", "memory", "files"] = ""
+    #: The control group that can freeze it; None: there is none.
+    group: str | None = None
+    #: Whether everything that runs in the box is in the group: then nothing can ever be outside of it.
+    grouped: bool = False
+    #: Processes that its own code had stopped before a pause by signals.
+    stopped: frozenset[ProcessId] = frozenset()
 
     @classmethod
     def fresh(cls, *, sandbox_id: str, isolation: str, bundle: str, base: int | None, internet: bool) -> Record:
@@ -80,8 +89,21 @@ class Record:
     def claimed(self, sandbox_id: str) -> Record:
         return replace(self, sandbox_id=sandbox_id)
 
-    def started(self, *, main: ProcessId, init: ProcessId | None = None) -> Record:
-        return replace(self, main=main, init=init)
+    def started(self, *, main: ProcessId, init: ProcessId | None = None, grouped: bool = False) -> Record:
+        return replace(self, main=main, init=init, grouped=grouped)
+
+    def ended(self) -> Record:
+        """Only its files are left."""
+        return replace(
+            self,
+            main=None,
+            init=None,
+            paused="files",
+            group=None,
+            grouped=False,
+            stopped=frozenset(),
+            boot_id=boot_id(),
+        )
 
     @classmethod
     def parse(cls, text: bytes) -> Record:
@@ -90,12 +112,13 @@ class Record:
             fields: dict[str, Any] = json.loads(text)
             for name in ("main", "init"):
                 fields[name] = None if fields[name] is None else ProcessId(**fields[name])
+            fields["stopped"] = frozenset(ProcessId(**process) for process in fields.get("stopped", ()))
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ValueError("not a record of a box") from error
 
     def dump(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps({**asdict(self), "stopped": [asdict(process) for process in self.stopped]}).encode()
 
 
 @dataclass(frozen=True)
@@ -123,6 +146,10 @@ class Box:
         return self.runtime / "in"
 
     @property
+    def boot_id(self) -> Path:
+        return self.folder / "boot_id"
+
+    @property
     def _record(self) -> Path:
         return self.folder / "record.json"
 
@@ -139,8 +166,12 @@ class Box:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
             raise Conflict("this sandbox is being made already") from None
-        self.write(record)
         # Without a folder beside it, a socket folder of that name is the rest of an interrupted removal.
+        self.renew(record)
+
+    def renew(self, record: Record) -> None:
+        """The record, and an empty socket folder: a new agent makes a new socket. Nothing of the box may run."""
+        self.write(record)
         remove_tree(self.runtime)
         self.runtime.mkdir(mode=0o700)
 

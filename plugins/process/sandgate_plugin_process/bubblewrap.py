@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +26,9 @@ from pathlib import Path
 from sandgate_errors import FailedPrecondition, ResourceExhausted
 from sandgate_plugin_process import rootfs
 from sandgate_plugin_process.boxes import Box, Record
+from sandgate_plugin_process.freezing import Group
 from sandgate_plugin_process.isolation import interpreter
-from sandgate_plugin_process.pids import end, end_all, marked_by, names_itself
+from sandgate_plugin_process.pids import ProcessId, end, end_all, marked_by, names_itself, tree
 from sandgate_plugin_process.removal import remove_tree
 from sandgate_plugin_process.starting import Descriptor, Program, Started, start
 
@@ -161,8 +163,24 @@ class Bubblewrap:
     def furnish(self, box: Box, record: Record) -> None:
         owners = rootfs.Owners(record.base)
         rootfs.build(box.rootfs, owners, internet=record.internet, shared=_shared())
+        self._boot(box, owners)
+
+    def mend(self, box: Box, record: Record) -> None:
+        owners = rootfs.Owners(record.base)
+        rootfs.mend(box.rootfs, owners, shared=_shared())
+        self._boot(box, owners)
+
+    def _boot(self, box: Box, owners: rootfs.Owners) -> None:
         box.inner_socket_folder.mkdir(mode=0o700)
         owners.give(box.inner_socket_folder, 0)
+        # The kernel's own would be the same for all sandboxes, and over a new start (C40).
+        box.boot_id.unlink(missing_ok=True)
+        box.boot_id.write_text(f"{uuid.uuid4()}\n")
+        box.boot_id.chmod(0o444)
+
+    def members(self, record: Record) -> list[ProcessId]:
+        # Whoever loses its parent becomes a child of the namespace's first process.
+        return tree([record.init]) if record.init is not None else []
 
     def start(self, box: Box, record: Record, bundle: Path) -> Started:
         how: Sequence[str | Descriptor]
@@ -182,6 +200,7 @@ class Bubblewrap:
                 "sudo": _SUDO,
             },
             log=box.log,
+            group=None if record.group is None else Group(Path(record.group)),
         )
 
     def agent_is_up(self, box: Box) -> None:
@@ -221,6 +240,7 @@ class Bubblewrap:
         yield from ("--ro-bind", str(bundle), _AGENT)
         yield from ("--bind", str(box.inner_socket_folder), _SOCKETS)
         yield from ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108
+        yield from ("--ro-bind", str(box.boot_id), "/proc/sys/kernel/random/boot_id")
         yield from ("--chdir", "/")
 
 

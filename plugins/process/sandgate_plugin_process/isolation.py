@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sandgate_plugin_process.boxes import Box, Record
+from sandgate_plugin_process.pids import ProcessId
 from sandgate_plugin_process.starting import Started
 
 __all__ = ["Isolation", "interpreter"]
@@ -33,6 +34,15 @@ class Isolation(Protocol):
 
     def furnish(self, box: Box, record: Record) -> None:
         """Make the box's files."""
+
+    def mend(self, box: Box, record: Record) -> None:
+        """Make files that a sandbox has lived in fit for a new start: they are as its code left them.
+
+        Nothing that is put in place by the gateway may follow a link that was planted there.
+        """
+
+    def members(self, record: Record) -> list[ProcessId]:
+        """Every process of the box that can be found now, parents before children."""
 
     def start(self, box: Box, record: Record, bundle: Path) -> Started:
         """Start its agent. Raises StartFailed."""

@@ -18,7 +18,18 @@ from pathlib import Path
 
 from sandgate_errors import Unavailable
 
-__all__ = ["ProcessId", "boot_id", "descendants", "end", "end_all", "marked_by", "names_itself", "was_given"]
+__all__ = [
+    "ProcessId",
+    "boot_id",
+    "descendants",
+    "end",
+    "end_all",
+    "is_stopped",
+    "marked_by",
+    "names_itself",
+    "tree",
+    "was_given",
+]
 
 # How long the kernel may take to clear away a process that got SIGKILL; only uninterruptible I/O takes longer.
 END_LIMIT_SECONDS = 20.0
@@ -43,16 +54,21 @@ class ProcessId:
     def is_alive(self) -> bool:
         return ProcessId.of(self.pid) == self
 
+    def is_there(self) -> bool:
+        """Whether its number is still its own, alive or not."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.start == self.start
+
     @contextlib.contextmanager
     def pinned(self) -> Iterator[int | None]:
-        """A pidfd of exactly this process; None when it has ended."""
+        """A pidfd of exactly this process, or of what is left of it; None when that is gone too."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             yield None
             return
         try:
-            yield descriptor if self.is_alive() else None
+            yield descriptor if self.is_there() else None
         finally:
             os.close(descriptor)
 
@@ -84,7 +100,12 @@ class _Stat:
 
 def _stat(pid: int) -> _Stat | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        # Not by Path: a walk reads this of every process of the machine, and most of its time would go into objects.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may hold anything, also parentheses: what follows the last one is plain.
@@ -129,20 +150,48 @@ def marked_by(test: Callable[[int], bool]) -> set[ProcessId]:
 
 def descendants(roots: Iterable[ProcessId]) -> set[ProcessId]:
     """The living processes of ``roots`` and everything below them."""
+    return {process for process, stat in _below(roots).items() if not stat.dead}
+
+
+def tree(roots: Iterable[ProcessId]) -> list[ProcessId]:
+    """The same, parents first, and the dead too: one may only look so because its first thread ended before others.
+
+    And one that nobody has reaped yet tells that there was something an earlier walk did not see.
+    """
+    return list(_below(roots))
+
+
+def _below(roots: Iterable[ProcessId]) -> dict[ProcessId, _Stat]:
+    """Parents first. The dead are among them: they are passed through, for they may still have children for a moment."""
     stats = {pid: stat for pid in _all_pids() if (stat := _stat(pid)) is not None}
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
         children.setdefault(stat.parent, []).append(pid)
     pending = [root.pid for root in roots if root.pid in stats and stats[root.pid].start == root.start]
-    found: set[ProcessId] = set()
-    while pending:
-        pid = pending.pop()
+    found: dict[ProcessId, _Stat] = {}
+    for pid in pending:
         process = ProcessId(pid, stats[pid].start)
         if process not in found:
-            # A dead one is passed through, for it may still have children for a moment.
-            found.add(process)
+            found[process] = stats[pid]
             pending.extend(children.get(pid, ()))
-    return {process for process in found if not stats[process.pid].dead}
+    return found
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def is_stopped(process: ProcessId) -> bool:
+    """Whether no thread of it runs: stopped by a signal, held by a tracer, or ended."""
+    return not process.is_there() or all(_state_of(process.pid, task) in b"TtZX" for task in _tasks(process.pid))
+
+
+def _state_of(pid: int, task: str) -> bytes:
+    text = _read(pid, f"task/{task}/stat")
+    return text[text.rindex(b")") + 2 :][:1] if text else b"X"
 
 
 def end(process: ProcessId) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from sandgate_errors import FailedPrecondition
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.isolation import interpreter
-from sandgate_plugin_process.pids import ProcessId, descendants, end_all, marked_by, was_given
+from sandgate_plugin_process.pids import ProcessId, descendants, end_all, marked_by, tree, was_given
 from sandgate_plugin_process.starting import Program, Started, start
 
 __all__ = ["Plain"]
@@ -63,6 +63,12 @@ class Plain:
         for home in _homes(box).values():
             home.mkdir(mode=0o700)
 
+    def mend(self, box: Box, record: Record) -> None:
+        """Nothing is mounted, and nothing done in the homes but by the account that owns them."""
+
+    def members(self, record: Record) -> list[ProcessId]:
+        return tree(({record.main} if record.main is not None else set()) | marked_by(was_given(_given(record))))
+
     def start(self, box: Box, record: Record, bundle: Path) -> Started:
         python = _python(bundle)
         return start(
@@ -88,13 +94,17 @@ class Plain:
         """The keeper last: it adopts those whose parents end."""
         keeper = record.main
         roots = {keeper} if keeper is not None else set[ProcessId]()
-        given = was_given(f"{_MARK}={record.mark}")
+        given = was_given(_given(record))
         # Marked ones are roots too: the keeper may be gone, or never have been recorded.
         end_all(lambda: descendants(roots | marked_by(given)), last=keeper)
 
 
 def _python(bundle: Path) -> list[str]:
     return [str(interpreter()), "-I", "-S", "-X", "utf8", str(bundle)]
+
+
+def _given(record: Record) -> str:
+    return f"{_MARK}={record.mark}"
 
 
 def _homes(box: Box) -> dict[str, Path]:

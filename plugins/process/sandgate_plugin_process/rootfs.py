@@ -8,12 +8,15 @@ need to run. Files of ``/etc`` that differ between machines, hold secrets or nam
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["USER_ID", "Owners", "binds", "build"]
+__all__ = ["USER_ID", "Owners", "binds", "build", "mend"]
 
 USER_ID = 1000
 _ROOT_ID = 0
@@ -99,6 +102,8 @@ _DIRECTORIES: tuple[tuple[str, int, int], ...] = (
     ("var/log", 0o755, _ROOT_ID),
     ("var/tmp", 0o1777, _ROOT_ID),
 )
+#: On which bubblewrap mounts what is not shared by a list: `/proc`, devices, the agent and its socket.
+_MOUNTED = ("/proc", "/dev", "/run/sandgate/agent", "/run/sandgate/socket")
 _LINKS = {"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "/proc/self/mounts"}
 # path -> content, inner owner
 _FILES: Mapping[str, tuple[str, int]] = {
@@ -183,6 +188,64 @@ def build(root: Path, owners: Owners, *, internet: bool, shared: Iterable[tuple[
     _write(root / "etc/resolv.conf", _resolver() if internet else b"", owners, _ROOT_ID)
     for source, target in shared:
         _mount_point(root, target, owners, is_folder=os.path.isdir(source))
+
+
+def mend(root: Path, owners: Owners, *, shared: Iterable[tuple[str, str]]) -> None:
+    """Make every place that something is mounted on a plain file or folder again. Blocks; nothing may live in ``root``.
+
+    The sandbox's root may have put links there, and whoever mounts follows them: to a path of the host. What is in the
+    way is moved aside, under a name that says so, as it is the sandbox's own.
+    """
+    places = {**dict.fromkeys(_MOUNTED, True), **{target: os.path.isdir(source) for source, target in shared}}
+    with _folder_at(os.fspath(root), None) as top:
+        for place, is_folder in places.items():
+            _mend_place(top, place.strip("/").split("/"), owners, is_folder=is_folder)
+
+
+def _mend_place(parent: int, names: Sequence[str], owners: Owners, *, is_folder: bool) -> None:
+    name, rest = names[0], names[1:]
+    wanted = stat.S_IFDIR if rest or is_folder else stat.S_IFREG
+    if _kind_of(name, parent) not in {None, wanted}:
+        os.rename(name, f"{name}.moved-{secrets.token_hex(4)}", src_dir_fd=parent, dst_dir_fd=parent)
+    if _kind_of(name, parent) is None:
+        _make(name, parent, owners, wanted)
+    if rest:
+        with _folder_at(name, parent) as folder:
+            _mend_place(folder, rest, owners, is_folder=is_folder)
+
+
+def _kind_of(name: str, parent: int) -> int | None:
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _make(name: str, parent: int, owners: Owners, kind: int) -> None:
+    if kind == stat.S_IFDIR:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    else:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+    if owners.base is not None:
+        os.chown(name, owners.base, owners.base, dir_fd=parent, follow_symlinks=False)
+
+
+@contextmanager
+def _folder_at(name: str, parent: int | None) -> Iterator[int]:
+    """A folder that is no link, opened to its owner: without privileges one can close a folder to oneself."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, stat.S_IRWXU, dir_fd=parent)
+        folder = os.open(name, flags, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.fchmod(folder, mode | stat.S_IRWXU)
+        yield folder
+    finally:
+        os.close(folder)
 
 
 @cache

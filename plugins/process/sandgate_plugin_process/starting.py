@@ -16,11 +16,12 @@ import select
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from sandgate_errors import Internal
+from sandgate_plugin_process.freezing import Group
 from sandgate_plugin_process.pids import ProcessId
 
 __all__ = [
@@ -75,6 +76,8 @@ class Started:
     popen: subprocess.Popen[bytes]
     main: ProcessId
     init: ProcessId | None
+    #: Whether it and all that it will ever start are in the group asked for.
+    grouped: bool = False
 
     @property
     def output(self) -> IO[bytes]:
@@ -82,28 +85,34 @@ class Started:
         return self.popen.stdout
 
 
-def start(program: Program, *, first_line: Mapping[str, object], log: Path) -> Started:
+def start(program: Program, *, first_line: Mapping[str, object], log: Path, group: Group | None = None) -> Started:
     """Start a program and give it its settings; blocks until it has reported its init, if it does.
 
+    A program that takes ``Descriptor.OPTIONS`` starts nothing before it has them, so it is moved into ``group`` first.
     Raises StartFailed; the caller then looks for what may run all the same.
     """
     with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("ab"))
         inherited: dict[Descriptor, int] = {}
-        info = None
+        info = options = None
         if Descriptor.OPTIONS in program.argv:
-            inherited[Descriptor.OPTIONS] = _readable(program.options, stack)
+            inherited[Descriptor.OPTIONS], options = os.pipe()
         if Descriptor.INFO in program.argv:
             info, inherited[Descriptor.INFO] = os.pipe()
             stack.callback(os.close, info)
-        output = stack.enter_context(log.open("ab"))
         try:
             popen = _popen(program, inherited, output)
+        except BaseException:
+            if options is not None:
+                os.close(options)
+            raise
         finally:
-            if Descriptor.INFO in inherited:
-                # Held open here, the report would never end.
-                os.close(inherited[Descriptor.INFO])
+            for descriptor in inherited.values():
+                # Held open here, the report would never end, nor would a program that has gone be noticed.
+                os.close(descriptor)
         try:
-            return _introduce(popen, first_line, info)
+            grouped = options is not None and _give_options(popen, options, program.options, group)
+            return replace(_introduce(popen, first_line, info), grouped=grouped)
         except BaseException as error:
             give_up(popen)
             if isinstance(error, StartFailed):
@@ -150,13 +159,29 @@ def give_up(popen: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _readable(content: bytes, stack: contextlib.ExitStack) -> int:
-    descriptor = os.memfd_create("options")
-    stack.callback(os.close, descriptor)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+def _give_options(popen: subprocess.Popen[bytes], descriptor: int, options: bytes, group: Group | None) -> bool:
+    """Whether the program was in the group before it could start anything."""
+    try:
+        grouped = group is not None and _joined(popen, group)
+        rest = memoryview(options)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except BrokenPipeError:
+        raise StartFailed("it ended before it was told what to do") from None
+    finally:
+        os.close(descriptor)
+    return grouped
+
+
+def _joined(popen: subprocess.Popen[bytes], group: Group) -> bool:
+    main = ProcessId.of(popen.pid)
+    try:
+        if main is not None:
+            group.add(main)
+    except OSError as error:
+        _log.info("a sandbox cannot be moved into its control group %s: %s", group.path, error)
+        return False
+    return main is not None
 
 
 def _read_init(info: int) -> ProcessId:

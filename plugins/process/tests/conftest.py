@@ -18,6 +18,7 @@ from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
 from sandgate_plugin_process import bundle
 from sandgate_plugin_process.backend import ProcessBackend
+from sandgate_plugin_process.freezing import Group
 
 ISOLATIONS = ("bubblewrap", "none")
 
@@ -104,7 +105,21 @@ def folder(library: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def gateway(folder: Path, isolation: str) -> AsyncIterator[Gateway]:
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """Every control group that the test made or tried to make."""
+    made: list[Group] = []
+    make = Group.make
+
+    def remembered(group: Group) -> None:
+        made.append(group)
+        make(group)
+
+    monkeypatch.setattr(Group, "make", remembered)
+    return made
+
+
+@pytest.fixture
+async def gateway(folder: Path, isolation: str, groups: list[Group]) -> AsyncIterator[Gateway]:
     gateway = Gateway(folder, isolation)
     yield gateway
     async with gateway.backend() as backend:
@@ -112,6 +127,7 @@ async def gateway(folder: Path, isolation: str) -> AsyncIterator[Gateway]:
             await backend.destroy(survivor.handle)
         assert not await backend.survey()
     assert not list(gateway.runtime.iterdir())
+    assert not [group.path for group in groups if group.path.exists()]
 
 
 @pytest.fixture

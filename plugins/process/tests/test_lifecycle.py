@@ -281,7 +281,7 @@ async def test_reused_pid_is_not_killed(gateway, backend, bystander):
     other = {"pid": bystander.pid, "start": 1}
     (gateway.state / "boxes" / "i0").mkdir()
     (gateway.state / "boxes" / "i0" / "record.json").write_text(
-        json.dumps({**record, "mark": "sandgate-none", "main": other, "init": other, "base": None})
+        json.dumps({**record, "mark": "sandgate-none", "main": other, "init": other, "base": None, "group": None})
     )
     assert await backend.locate({"box": "i0"}) is None
     await backend.destroy({"box": "i0"})

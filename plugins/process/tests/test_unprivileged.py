@@ -18,7 +18,9 @@ NOBODY = "65534"
 TESTS = (
     "accounts_are_those",
     "another_boot",
+    "any_number_of_pauses",
     "cancelled_create",
+    "destroying_a_paused",
     "failed_start",
     "find",
     "half_made",
@@ -29,11 +31,15 @@ TESTS = (
     "leaves_no_process",
     "link_in_place",
     "mounts_and_devices",
+    "neither_paused",
     "no_process_of",
     "nobody_outside",
     "root_may_make",
+    "run_no_instruction",
     "runs_commands",
     "shared_places",
+    "starts_anew",
+    "stays_stopped",
     "takes_a_warm_one",
 )
 
@@ -75,7 +81,7 @@ def place():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"], indirect=True)
-@pytest.mark.parametrize("file", ["test_isolation.py", "test_lifecycle.py", "test_warm.py"])
+@pytest.mark.parametrize("file", ["test_isolation.py", "test_lifecycle.py", "test_pause.py", "test_warm.py"])
 def test_backend_works_without_privileges(place, isolation, file):
     if file == "test_isolation.py" and isolation == "none":
         pytest.skip("without isolation there is nothing to test")
