@@ -30,9 +30,6 @@ AGENT_TOKEN = "agent-token"  # noqa: S105 - the name of a metadata key
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 #: Seconds. A backend gives an agent that accepts calls, so Init is a round trip on the same machine or network.
 _INIT_TIMEOUT = 10.0
-#: Seconds. Before a pause: an agent that is slower than this hangs. After a resume: pages may have to come back first.
-_SUSPEND_TIMEOUT = 5.0
-_RESUME_TIMEOUT = 15.0
 #: Each sandbox is asked for measurements every few seconds; that must not cost a new connection each time.
 _IDLE_CHANNELS = 1024
 _OPTIONS = [
@@ -104,30 +101,14 @@ class Agents:
                 _log.error("an agent refused Init", sandbox=record.id, code=error.code().name, details=error.details())
                 raise Internal("the sandbox could not be started: its agent does not answer") from error
 
-    async def suspend(self, address: AgentAddress) -> bool:
-        """Tell the agent that its sandbox is about to be stopped (T11); False when it gives no answer."""
-        async with self.channel(address.target) as channel:
-            try:
-                await agent_pb2_grpc.AgentStub(channel).Suspend(
-                    agent_pb2.SuspendRequest(), timeout=_SUSPEND_TIMEOUT, metadata=((AGENT_TOKEN, address.token),)
-                )
-            except grpc.aio.AioRpcError as error:
-                _log.warning("an agent does not answer before a pause", target=address.target, code=error.code().name)
-                return False
+    async def answers(self, address: AgentAddress, *, patience: float) -> bool:
+        """Whether the agent does its work, shown by a small piece of it."""
+        try:
+            await self.sample(address, patience=patience)
+        except SandboxUnreachable as error:
+            _log.warning("an agent does not answer", target=address.target, reason=error.message)
+            return False
         return True
-
-    async def resume(self, address: AgentAddress) -> None:
-        """Tell the agent that its sandbox runs again. Raises SandboxUnreachable when it gives no answer."""
-        async with self.channel(address.target) as channel:
-            try:
-                await agent_pb2_grpc.AgentStub(channel).Resume(
-                    agent_pb2.ResumeRequest(),
-                    timeout=_RESUME_TIMEOUT,
-                    metadata=((AGENT_TOKEN, address.token),),
-                    wait_for_ready=True,
-                )
-            except grpc.aio.AioRpcError as error:
-                raise SandboxUnreachable("the sandbox runs again, but its agent does not answer") from error
 
     async def sample(self, address: AgentAddress, *, patience: float) -> Sample:
         """What the sandbox uses now. Raises SandboxUnreachable."""

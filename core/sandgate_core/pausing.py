@@ -5,8 +5,8 @@ with what is to be kept, ``resuming`` with what was. Where one of them fails, th
 nobody can say what it is (a backend that hangs, a crash of the core in between), the pause is finished (:meth:`settle`),
 because that is the one direction that is always open: a sandbox without memory can be paused, not un-paused.
 
-The agent is told before its sandbox is stopped and after it runs again, so that time limits of commands stand still (T11).
-Streams of callers are left alone: after a pause with memory they go on where they were.
+Streams of callers are left alone: after a pause with memory they go on where they were, and the agent does not count the
+pause into time limits of commands (T11).
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ __all__ = ["Pausing"]
 
 #: Seconds a backend may take for a pause or a resume: a large memory may have to be written or read.
 _PATIENCE = 60.0
+#: Seconds for an agent's answer. Before a pause: one that is slower hangs. After a resume: its memory may have to come
+#: back first.
+_HEALTH_PATIENCE = 5.0
+_AWAKE_PATIENCE = 15.0
 #: Microseconds until a pause that could not be finished is tried again.
 _RETRY = 5 * clock.MICROSECONDS
 #: A client that knows it offers to start the sandbox from its files instead (rest.md 1.3).
@@ -68,13 +72,12 @@ class Pausing:
         Raises CapabilityMissing, Unavailable, DeadlineExceeded, SandboxNotFound (it had died by itself).
         """
         self._check_offered(live, mode)
+        answers = await self._answers(live, asked=healthy or mode is PauseMode.FULL)
+        if healthy and not answers:
+            raise Unavailable("the sandbox's agent does not answer, and it was to be paused only if it does")
         await self._table.move(live, State.PAUSING, note=note, pause_mode=mode)
         self._expiry.drop(live.record.id)
         with self._never_between(live):
-            answers = await self._suspend(live, asked=healthy or mode is PauseMode.FULL)
-            if healthy and not answers:
-                await self._run_on(live)
-                raise Unavailable("the sandbox's agent does not answer, and it was to be paused only if it does")
             try:
                 handle = await self._stopped(live)
             except (SandboxNotFound, DeadlineExceeded):
@@ -167,20 +170,18 @@ class Pausing:
             await self._bury(live)
         if record.pause_mode is PauseMode.FILESYSTEM:
             await self._agents.init(placement.agent, record)
-        else:
-            await self._agents.resume(placement.agent)
+        elif not await self._agents.answers(placement.agent, patience=_AWAKE_PATIENCE):
+            raise SandboxUnreachable("the sandbox's agent does not answer after the resume")
         return placement
 
-    async def _suspend(self, live: Live, *, asked: bool) -> bool:
-        return not asked or (live.agent is not None and await self._agents.suspend(live.agent))
+    async def _answers(self, live: Live, *, asked: bool) -> bool:
+        """Whether the agent answers before a pause; one that is not asked counts as if it did."""
+        if not asked:
+            return True
+        return live.agent is not None and await self._agents.answers(live.agent, patience=_HEALTH_PATIENCE)
 
     async def _run_on(self, live: Live) -> None:
         """A pause came to nothing and the sandbox runs as before."""
-        if live.agent is not None:
-            try:
-                await self._agents.resume(live.agent)
-            except SandboxUnreachable:
-                _log.warning("an agent does not answer after a failed pause", sandbox=live.record.id)
         await self._table.move(live, State.RUNNING, note="the pause failed", pause_mode=None)
         if live.record.end_at is not None:
             self._expiry.set(live.record.id, live.record.end_at)

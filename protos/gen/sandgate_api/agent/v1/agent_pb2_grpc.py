@@ -54,16 +54,6 @@ class AgentStub(object):
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
                 _registered_method=True)
-        self.Suspend = channel.unary_unary(
-                '/sandgate_api.agent.v1.Agent/Suspend',
-                request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendRequest.SerializeToString,
-                response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendResponse.FromString,
-                _registered_method=True)
-        self.Resume = channel.unary_unary(
-                '/sandgate_api.agent.v1.Agent/Resume',
-                request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeRequest.SerializeToString,
-                response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeResponse.FromString,
-                _registered_method=True)
 
 
 class AgentServicer(object):
@@ -97,20 +87,6 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Suspend(self, request, context):
-        """The sandbox is about to be stopped with all its processes, or was just started again: time limits of commands stand
-        still from one to the other. Both may be repeated.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Resume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,16 +109,6 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.FromString,
                     response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.SerializeToString,
-            ),
-            'Suspend': grpc.unary_unary_rpc_method_handler(
-                    servicer.Suspend,
-                    request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendRequest.FromString,
-                    response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendResponse.SerializeToString,
-            ),
-            'Resume': grpc.unary_unary_rpc_method_handler(
-                    servicer.Resume,
-                    request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeRequest.FromString,
-                    response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -253,60 +219,6 @@ class Agent(object):
             '/sandgate_api.agent.v1.Agent/Metrics',
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Suspend(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sandgate_api.agent.v1.Agent/Suspend',
-            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendRequest.SerializeToString,
-            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.SuspendResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Resume(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sandgate_api.agent.v1.Agent/Resume',
-            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeRequest.SerializeToString,
-            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,39 +89,7 @@ _AgentMetricsType = typing_extensions.TypeVar(
     ],
 )
 
-_AgentSuspendType = typing_extensions.TypeVar(
-    '_AgentSuspendType',
-    grpc.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-        sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-        sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-        sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-    ],
-)
-
-_AgentResumeType = typing_extensions.TypeVar(
-    '_AgentResumeType',
-    grpc.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-        sandgate_api.agent.v1.agent_pb2.ResumeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-        sandgate_api.agent.v1.agent_pb2.ResumeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-        sandgate_api.agent.v1.agent_pb2.ResumeResponse,
-    ],
-)
-
-class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentSuspendType, _AgentResumeType]):
+class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType]):
     @typing.overload
     def __init__(self: AgentStub[
         grpc.UnaryUnaryMultiCallable[
@@ -139,14 +107,6 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-            sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-            sandgate_api.agent.v1.agent_pb2.ResumeResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -168,14 +128,6 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
         ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-            sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-            sandgate_api.agent.v1.agent_pb2.ResumeResponse,
-        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Init: _AgentInitType
@@ -190,13 +142,6 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
     """The header first, then the content in pieces. Writes in place; what arrived stays if the stream breaks off."""
 
     Metrics: _AgentMetricsType
-
-    Suspend: _AgentSuspendType
-    """The sandbox is about to be stopped with all its processes, or was just started again: time limits of commands stand
-    still from one to the other. Both may be repeated.
-    """
-
-    Resume: _AgentResumeType
 
 AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -214,14 +159,6 @@ AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         sandgate_api.agent.v1.agent_pb2.MetricsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-        sandgate_api.agent.v1.agent_pb2.SuspendResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-        sandgate_api.agent.v1.agent_pb2.ResumeResponse,
     ],
 ]
 
@@ -258,22 +195,5 @@ class AgentServicer(metaclass=abc.ABCMeta):
         request: sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.MetricsResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.MetricsResponse]]: ...
-
-    @abc.abstractmethod
-    def Suspend(
-        self,
-        request: sandgate_api.agent.v1.agent_pb2.SuspendRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.SuspendResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.SuspendResponse]]:
-        """The sandbox is about to be stopped with all its processes, or was just started again: time limits of commands stand
-        still from one to the other. Both may be repeated.
-        """
-
-    @abc.abstractmethod
-    def Resume(
-        self,
-        request: sandgate_api.agent.v1.agent_pb2.ResumeRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.ResumeResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.ResumeResponse]]: ...
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
