@@ -139,7 +139,9 @@ def test_modules_in_the_working_directory_are_not_loaded(tmp_path):
 
 def test_ctrl_c_is_quiet(tmp_path):
     os.mkfifo(path := tmp_path / "config.toml")
-    process = subprocess.Popen([_PROGRAM, "serve", "--config", path], stderr=subprocess.PIPE, text=True)
+    # A suite that runs in the background of a shell ignores the signal, and what it starts inherits that.
+    command = ["env", "--default-signal=INT", _PROGRAM, "serve", "--config", path]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         # Opening our end waits for its: it reads its configuration now, and goes on reading while the end stays open.
         with path.open("wb"):
