@@ -131,7 +131,9 @@ def journey(client: SdkClient, gateway: Gateway, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_sdk_finds_what_it_expects(journey: Journey, step: str) -> None:
+def test_sdk_finds_what_it_expects(journey: Journey, step: str, isolation: str) -> None:
+    if (step, isolation) == ("sudo", "none"):
+        pytest.skip("without isolation all accounts are one user")
     assert step in set(journey.steps), f"the journey ended before this step: {journey.stderr}"
     report = journey.steps[step]
     assert report["ok"], report["error"]
