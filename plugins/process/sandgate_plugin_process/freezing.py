@@ -27,7 +27,7 @@ __all__ = ["Group", "go_on", "possible_groups", "stop_all", "stopped_by_themselv
 _log = logging.getLogger(__name__)
 
 # Uninterruptible I/O delays a stop; a box that takes longer than this is told as busy.
-STOP_LIMIT_SECONDS = 5.0
+STOP_LIMIT_SECONDS = 10.0
 _POLL_SECONDS = 0.002
 _EMPTY_LIMIT_SECONDS = 2.0
 
