@@ -18,20 +18,17 @@ import contextlib
 import dataclasses
 import enum
 import errno
-import functools
 import itertools
 import logging
 import os
 import signal
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from sandgate_agent.accounts import Account
 from sandgate_agent.countdown import Countdown
-from sandgate_agent.family import MARKS, Family
+from sandgate_agent.family import MARKS, Families, Family
 from sandgate_agent.launcher import Child, Launcher, Program
 from sandgate_agent.output import Follower, Output, Piece, Stream, output_pipe
 from sandgate_agent.pty import Size, Terminal
@@ -60,8 +57,6 @@ _MOST_RETAINED_BYTES = 32 * 1024 * 1024
 _LONGEST_GRACE = 60.0
 #: How often is looked whether all of a command obeyed the SIGTERM at its time limit.
 _GRACE_LOOK_SECONDS = 0.05
-#: Kills under way at once. They wait for nothing but the kernel, and never behind file work.
-_KILL_THREADS = 2
 #: SIGKILL works in microseconds, except on a process that hangs in the kernel: its limit is reported all the same.
 _DEATH_SECONDS = 2.0
 
@@ -199,7 +194,7 @@ class Process:
         child: Child,
         *,
         family: Family,
-        kills: Executor,
+        families: Families,
         sources: Mapping[Stream, int],
         stdin: Stdin | None,
         terminal: Terminal | None,
@@ -220,7 +215,7 @@ class Process:
         self._child = child
         self._on_end = on_end
         self.family = family
-        self._kills = kills
+        self._families = families
         # Signals outlive the call that asked for them, and the limit nobody waits for: they live as long as the process.
         self._ending: set[asyncio.Task[None]] = set()
         self._hasty = False
@@ -285,19 +280,19 @@ class Process:
         self.consider_end()
 
     async def _send(self, number: int) -> None:
-        await self._reach(number, self.family.signal, number)
+        await self._reach(number, self._families.signal(self.family, number))
         self._hasty = True
 
     async def _kill(self) -> None:
-        await self._reach(signal.SIGKILL, self.family.end)
+        await self._reach(signal.SIGKILL, self._families.end(self.family))
         self._hasty = True
         # A dead process answers `kill -0` until it was reaped (A27).
         await asyncio.wait([self._child.ended], timeout=_DEATH_SECONDS)
 
-    async def _reach(self, number: int, work: Callable[..., None], *args: object) -> None:
+    async def _reach(self, number: int, work: Coroutine[None, None, None]) -> None:
         try:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._kills, functools.partial(work, *args))
+                await work
             except PermissionError:
                 raise
             except OSError as error:
@@ -328,11 +323,10 @@ class Process:
 
     async def _grace(self) -> None:
         """Wait until all have obeyed, at most as long as is granted (X1, X5)."""
-        loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.command.term_grace):
                 # Only of the command itself does anybody tell that it ended.
-                while await loop.run_in_executor(self._kills, self.family.alive):  # noqa: ASYNC110
+                while await self._families.alive(self.family):  # noqa: ASYNC110
                     await asyncio.sleep(_GRACE_LOOK_SECONDS)
 
     def _limit_passed(self) -> DeadlineExceeded:
@@ -444,7 +438,7 @@ class Processes:
         # Starts outlive the call that asked for them, see the module's docstring.
         self._starting: set[asyncio.Task[tuple[Process, Follower]]] = set()
         self._marks = itertools.cycle(MARKS)
-        self._kills = _kill_threads()
+        self._families = Families(launcher.root_pid)
         self._closed = False
 
     def __iter__(self) -> Iterator[Process]:
@@ -540,13 +534,8 @@ class Processes:
         process = Process(
             command,
             child,
-            family=Family(
-                root=self._launcher.root_pid,
-                pid=child.pid,
-                mark=program.mark,
-                group_only=command.reach is Reach.GROUP,
-            ),
-            kills=self._kills,
+            family=Family(pid=child.pid, mark=program.mark, group_only=command.reach is Reach.GROUP),
+            families=self._families,
             sources=streams.outputs,
             stdin=streams.stdin,
             terminal=streams.terminal,
@@ -562,15 +551,6 @@ class Processes:
         if self._live.get(process.pid) is process:
             del self._live[process.pid]
             self._ends.keep(process, end)
-
-
-def _kill_threads() -> Executor:
-    """Threads for kills, which are there already when a sandbox has no room for one more. They end with the agent."""
-    threads = ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="kills")
-    all_there = threading.Barrier(_KILL_THREADS)
-    for _ in range(_KILL_THREADS):
-        threads.submit(all_there.wait)
-    return threads
 
 
 def _leave(task: asyncio.Task[tuple[Process, Follower]]) -> None:

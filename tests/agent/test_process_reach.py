@@ -202,6 +202,24 @@ async def test_impossible_grace_is_refused(agent: Agent, grace: Duration) -> Non
         await agent.run("true", term_grace=grace)
 
 
+async def test_many_limits_at_once_are_kept(agent: Agent) -> None:
+    """T1: a look at all processes for each of them would take longer than the limit itself."""
+
+    async def one() -> grpc.StatusCode:
+        call = agent.start_call("/bin/sh", "-c", "sleep 610 & wait", timeout_ms=3000)
+        try:
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    async with asyncio.timeout(60):
+        codes = await asyncio.gather(*(one() for _ in range(300)))
+    assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert await agent.live() == []
+
+
 async def test_limit_stands_still_while_the_sandbox_does(agent: Agent) -> None:
     """T11, X2: paused for longer than the limit, the command has all of its time left."""
     async with agent.running("/bin/sh", "-c", "sleep 1; echo done", timeout_ms=2500) as running:
