@@ -24,7 +24,7 @@ from sandgate_api.core.v1 import (
     teams_pb2,
     teams_pb2_grpc,
 )
-from sandgate_errors import SandboxNotFound, SandgateError, Unauthenticated, Unavailable
+from sandgate_errors import SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import from_status
 
 __all__ = ["MAX_METADATA_BYTES", "Admin", "CoreClient", "Located"]
@@ -63,7 +63,12 @@ class Located:
     sandbox: sandboxes_pb2.Sandbox
     """``access_token`` is empty when the sandbox is not secured."""
     agent_target: str
+    """Empty when the sandbox is asleep and traffic may wake it."""
     agent_token: str
+
+    @property
+    def awake(self) -> bool:
+        return bool(self.agent_target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +135,29 @@ class CoreClient:
         await self._call(self._sandboxes.SetTimeout, request, _on_behalf(api_key, request_id))
 
     async def connect(
-        self, sandbox_id: str, *, timeout: float, api_key: str, request_id: str
+        self, sandbox_id: str, *, timeout: float, memory: bool | None, api_key: str, request_id: str
     ) -> sandboxes_pb2.ConnectResponse:
-        request = sandboxes_pb2.ConnectRequest(id=sandbox_id, timeout=_duration(timeout))
+        request = sandboxes_pb2.ConnectRequest(id=sandbox_id, timeout=_duration(timeout), memory=memory)
         return await self._call(self._sandboxes.Connect, request, _on_behalf(api_key, request_id))
+
+    async def pause(self, request: sandboxes_pb2.PauseRequest, *, api_key: str, request_id: str) -> None:
+        await self._call(self._sandboxes.Pause, request, _on_behalf(api_key, request_id))
+
+    async def resume(
+        self, request: sandboxes_pb2.ResumeRequest, *, timeout: float, api_key: str, request_id: str
+    ) -> sandboxes_pb2.Sandbox:
+        request.timeout.CopyFrom(_duration(timeout))
+        reply = await self._call(self._sandboxes.Resume, request, _on_behalf(api_key, request_id))
+        return reply.sandbox
+
+    async def metrics(
+        self, request: sandboxes_pb2.GetMetricsRequest, *, api_key: str, request_id: str
+    ) -> sandboxes_pb2.GetMetricsResponse:
+        return await self._read(self._sandboxes.GetMetrics, request, _on_behalf(api_key, request_id))
+
+    async def events(self, sandbox_id: str, *, api_key: str, request_id: str) -> sandboxes_pb2.GetEventsResponse:
+        request = sandboxes_pb2.GetEventsRequest(id=sandbox_id)
+        return await self._read(self._sandboxes.GetEvents, request, _on_behalf(api_key, request_id))
 
     async def list_teams(self, admin: Admin) -> Sequence[teams_pb2.Team]:
         return (await self._read(self._teams.ListTeams, teams_pb2.ListTeamsRequest(), admin.metadata)).teams
@@ -158,16 +182,17 @@ class CoreClient:
         request = keys_pb2.RevokeKeyRequest(id=key_id, owner=team)
         await self._call(self._keys.RevokeKey, request, admin.metadata)
 
-    async def locate(self, sandbox_id: str, *, request_id: str, agent_lost: bool = False) -> Located:
-        """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist or is not to be woken.
+    async def locate(
+        self, sandbox_id: str, *, request_id: str, agent_lost: bool = False, wake: bool = False
+    ) -> Located:
+        """Where the sandbox's agent is. Raises SandboxNotFound when it does not exist, or sleeps and is not to be woken.
 
         ``agent_lost``: a call could not be delivered there, so the core asks the backend whether the sandbox still exists.
+        ``wake``: for a caller that may reach the sandbox; answers when it is awake.
         """
-        request = sandboxes_pb2.LocateRequest(id=sandbox_id, agent_lost=agent_lost)
+        request = sandboxes_pb2.LocateRequest(id=sandbox_id, agent_lost=agent_lost, wake=wake)
         metadata = (("internal-token", self._internal_token), ("request-id", request_id))
         reply = await self._read(self._sandboxes.Locate, request, metadata)
-        if not reply.HasField("agent"):
-            raise SandboxNotFound.of(sandbox_id)
         return Located(sandbox=reply.sandbox, agent_target=reply.agent.target, agent_token=reply.agent.token)
 
     async def find_by_token_hash(self, *, before: bytes, after: bytes, sha256: bytes, request_id: str) -> str:

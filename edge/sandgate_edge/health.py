@@ -10,6 +10,7 @@ from aiohttp import web
 
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_edge import routing
+from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID
 
 __all__ = ["routes"]
@@ -22,10 +23,18 @@ _METRICS_SECONDS = 10.0
 
 @routes.get("/health", allow_head=False)
 async def health(request: web.Request) -> web.Response:
-    """204 for a sandbox that is there, 502 for one that is not; no token, and no stale answer: the core is asked."""
+    """204 for a sandbox that is there, 502 for one that is not; no token, and no stale answer: the core is asked.
+
+    Only to wake one that sleeps takes the token (R15).
+    """
     if routing.sandbox_id_of(request) is None:
         return web.json_response({"status": "ok"})
-    await routing.locate(request)
+
+    def access(located: Located) -> None:
+        if not located.awake:
+            routing.check_access_token(request, located)
+
+    await routing.locate(request, access=access)
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 

@@ -7,11 +7,14 @@ host wins, because it is what a user's own traffic is addressed by. Behaviour ru
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import ipaddress
 import re
 import socket
 import struct
+from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -22,6 +25,7 @@ from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS
 from sandgate_errors import (
     InvalidArgument,
+    PermissionDenied,
     SandboxNotFound,
     SandboxUnreachable,
     SandgateError,
@@ -31,6 +35,7 @@ from sandgate_errors import (
 
 __all__ = [
     "AGENT_PORT",
+    "Access",
     "PortClosed",
     "SandboxGone",
     "admit",
@@ -42,6 +47,9 @@ __all__ = [
     "reset",
     "sandbox_id_of",
 ]
+
+#: Raises Unauthenticated unless the request may reach the sandbox.
+Access: TypeAlias = Callable[[Located], None]
 
 AGENT_PORT = 49983
 _ID_HEADER = "E2b-Sandbox-Id"
@@ -91,8 +99,8 @@ def sandbox_id_of(request: web.Request) -> tuple[str, int] | None:
     return _sandbox_id(sandbox), _port(port)
 
 
-async def locate(request: web.Request) -> Located:
-    """The agent of the sandbox that the request names. Raises InvalidArgument when it names none, SandboxGone (R4)."""
+async def locate(request: web.Request, *, access: Access) -> Located:
+    """The agent of the sandbox that the request names. Raises InvalidArgument when it names none, and as below."""
     named = sandbox_id_of(request)
     if named is None:
         raise InvalidArgument(f"no sandbox named: send {_ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
@@ -100,14 +108,30 @@ async def locate(request: web.Request) -> Located:
     if port != AGENT_PORT:
         request[SANDBOX_ID] = sandbox_id
         raise Unimplemented(f"this gateway version forwards port {AGENT_PORT} only, not {port}")
-    return await locate_by_id(request, sandbox_id)
+    return await locate_by_id(request, sandbox_id, access=access)
 
 
-async def locate_by_id(request: web.Request, sandbox_id: str) -> Located:
-    """The agent of a sandbox. Raises SandboxGone (R4)."""
+async def locate_by_id(request: web.Request, sandbox_id: str, *, access: Access) -> Located:
+    """The agent of a sandbox, once ``access`` has let the request through.
+
+    One that sleeps and may be woken is woken then (R15). Raises SandboxGone (R4), Unauthenticated for a sandbox that is
+    awake, PermissionDenied for one that sleeps on.
+    """
     request[SANDBOX_ID] = sandbox_id
+    core, request_id = request.app[CORE], request[REQUEST_ID]
     try:
-        return await request.app[CORE].locate(sandbox_id, request_id=request[REQUEST_ID])
+        located = await core.locate(sandbox_id, request_id=request_id)
+        if located.awake:
+            access(located)
+            return located
+        try:
+            access(located)
+        except Unauthenticated as error:
+            raise PermissionDenied(error.message) from error
+        located = await core.locate(sandbox_id, request_id=request_id, wake=True)
+        if not located.awake:
+            raise SandboxNotFound.of(sandbox_id)
+        return located
     except SandboxNotFound as error:
         raise SandboxGone(sandbox_id) from error
 
@@ -126,9 +150,7 @@ def check_access_token(request: web.Request, located: Located) -> None:
 
 async def admit(request: web.Request) -> Located:
     """:func:`locate` and :func:`check_access_token`: the way into every agent route but health and files."""
-    located = await locate(request)
-    check_access_token(request, located)
-    return located
+    return await locate(request, access=functools.partial(check_access_token, request))
 
 
 async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcError) -> SandgateError:
@@ -140,7 +162,10 @@ async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcErr
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return error_of(error)
     try:
-        await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID], agent_lost=True)
+        found = await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID], agent_lost=True)
+        if not found.awake:
+            # What interrupts a call does not make it worth waking the sandbox for: the client may ask again.
+            raise SandboxNotFound.of(located.sandbox.id)
     except SandboxNotFound:
         request.app[AGENTS].forget(located)
         if request.writer.output_size > 0:

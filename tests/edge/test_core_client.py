@@ -12,7 +12,7 @@ import pytest
 
 from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_edge.core_client import CoreClient
-from sandgate_errors import Conflict, SandboxNotFound, SandgateError, Unauthenticated, Unavailable
+from sandgate_errors import Conflict, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import status_of, trailers_of
 
 
@@ -127,9 +127,8 @@ async def test_what_the_core_itself_calls_unavailable_is_its_answer(client, core
     assert len(core.calls) == 1
 
 
-async def test_sandbox_without_an_address_is_not_there(client):
-    with pytest.raises(SandboxNotFound):
-        await client.locate("i1", request_id="r")
+async def test_sandbox_without_an_address_is_asleep(client):
+    assert not (await client.locate("i1", request_id="r")).awake
 
 
 async def test_request_waits_for_a_core_that_is_being_restarted(core, target):

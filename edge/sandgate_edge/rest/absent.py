@@ -22,12 +22,9 @@ _TEMPLATE = "/templates/{template:.+}"
 
 #: What it is → its methods and paths.
 ABSENT: dict[str, tuple[tuple[str, str], ...]] = {
-    "pausing and resuming": (("POST", f"{_SANDBOX}/pause"), ("POST", f"{_SANDBOX}/resume")),
     "forking": (("POST", f"{_SANDBOX}/fork"),),
     "taking snapshots": (("POST", f"{_SANDBOX}/snapshots"), ("GET", "/snapshots")),
-    "reading metrics": (("GET", f"{_SANDBOX}/metrics"), ("GET", "/sandboxes/metrics")),
     "changing network rules": (("PUT", f"{_SANDBOX}/network"),),
-    "reading logs": (("GET", f"{_SANDBOX}/logs"), ("GET", f"/v2{_SANDBOX}/logs")),
     "managing templates": (
         ("GET", "/templates"),
         ("POST", "/templates"),

@@ -6,15 +6,20 @@ away before it can upset the call's metadata.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
-from sandgate_errors import Unauthenticated
+from sandgate_errors import InvalidArgument, Unauthenticated, Unimplemented
 
-__all__ = ["api_key_of", "authenticate"]
+__all__ = ["api_key_of", "authenticate", "key_first"]
+
+_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
 
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 
@@ -33,3 +38,18 @@ async def authenticate(request: web.Request) -> None:
     """Raise Unauthenticated unless the core knows the request's key; for answers that need nothing else of it."""
     probe = sandboxes_pb2.ListRequest(page_size=1)
     await request.app[CORE].list(probe, api_key=api_key_of(request), request_id=request[REQUEST_ID])
+
+
+def key_first(handler: _Handler) -> _Handler:
+    """A wrong key is answered before a wrong request, without one more question to the core on the way of good ones."""
+
+    @functools.wraps(handler)
+    async def handle(request: web.Request) -> web.Response:
+        api_key_of(request)
+        try:
+            return await handler(request)
+        except (InvalidArgument, Unimplemented, web.HTTPException):
+            await authenticate(request)
+            raise
+
+    return handle

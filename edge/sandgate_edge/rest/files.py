@@ -6,6 +6,8 @@ agent's to judge.
 
 from __future__ import annotations
 
+import functools
+
 from aiohttp import web
 
 from sandgate_edge.core_client import Located
@@ -41,7 +43,6 @@ async def upload(request: web.Request) -> web.Response:
 
 async def _files_of(request: web.Request, query: dict[str, str], *, operation: Operation) -> AgentFiles:
     located = await _located(request, query, operation=operation)
-    check_file_access(request, located, query=query, operation=operation)
     user = query.get("username") or None
     if user is not None and len(user) > _MAX_USER:
         raise Unauthenticated("there is no user with such a long name")
@@ -49,8 +50,9 @@ async def _files_of(request: web.Request, query: dict[str, str], *, operation: O
 
 
 async def _located(request: web.Request, query: dict[str, str], *, operation: Operation) -> Located:
+    access = functools.partial(check_file_access, request, query=query, operation=operation)
     if sandbox_id_of(request) is None:
         signed = await sandbox_of_signature(request, query=query, operation=operation)
         if signed is not None:
-            return await locate_by_id(request, signed)
-    return await locate(request)
+            return await locate_by_id(request, signed, access=access)
+    return await locate(request, access=access)

@@ -6,11 +6,6 @@ are raised as they are and become bodies in the application's middleware.
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
-
 from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
@@ -18,8 +13,9 @@ from sandgate_edge.keys import CORE, REQUEST_ID, SETTINGS
 from sandgate_edge.rest.absent import add_absent
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import TIMEOUT_V1, TIMEOUT_V2, create_request
-from sandgate_edge.rest.credentials import api_key_of, authenticate
+from sandgate_edge.rest.credentials import api_key_of, key_first
 from sandgate_edge.rest.filters import list_request, parse_metadata
+from sandgate_edge.rest.identifiers import sandbox_id_in_path
 from sandgate_edge.rest.query import parse, query_of
 from sandgate_edge.rest.views import detail_view, listed_view, sandbox_view
 from sandgate_errors import (
@@ -37,65 +33,56 @@ __all__ = ["routes"]
 routes = web.RouteTableDef()
 add_absent(routes)
 
-_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
-
-_ID = re.compile(r"[a-z0-9]{1,64}")
+# What `autoPause` says about the sandbox's end; absent, it stays as it was.
+_AT_END = {
+    None: sandboxes_pb2.ON_TIMEOUT_UNSPECIFIED,
+    False: sandboxes_pb2.ON_TIMEOUT_KILL,
+    True: sandboxes_pb2.ON_TIMEOUT_PAUSE,
+}
 # With these the core says that it started nothing; the client may decide by itself to repeat.
 _NOTHING_STARTED = (InvalidArgument, Unauthenticated, PermissionDenied, NotFound, ResourceExhausted, Unimplemented)
 
 
-def _key_first(handler: _Handler) -> _Handler:
-    """A wrong key is answered before a wrong request, without one more question to the core on the way of good ones."""
-
-    @functools.wraps(handler)
-    async def handle(request: web.Request) -> web.Response:
-        api_key_of(request)
-        try:
-            return await handler(request)
-        except (InvalidArgument, Unimplemented, web.HTTPException):
-            await authenticate(request)
-            raise
-
-    return handle
-
-
 @routes.post("/sandboxes")
-@_key_first
+@key_first
 async def create_v1(request: web.Request) -> web.Response:
     """Secured only when asked for; 15 seconds of life when none are named."""
-    _refuse_idempotency_key(request)
     body = await read_object(request)
     secure = bool(body.flag("secure"))
     return await _create(request, create_request(body, secure=secure, default_timeout=TIMEOUT_V1))
 
 
 @routes.post("/v2/sandboxes")
-@_key_first
+@key_first
 async def create_v2(request: web.Request) -> web.Response:
     """Always secured; 300 seconds of life when none are named."""
-    _refuse_idempotency_key(request)
     body = await read_object(request)
     return await _create(request, create_request(body, secure=True, default_timeout=TIMEOUT_V2))
 
 
 async def _create(request: web.Request, message: sandboxes_pb2.CreateRequest) -> web.Response:
+    message.idempotency_key = _idempotency_key(request)
     try:
         sandbox = await request.app[CORE].create(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
     except SandgateError as error:
-        if error.should_retry is None and not isinstance(error, _NOTHING_STARTED):
+        repeatable = message.idempotency_key or isinstance(error, _NOTHING_STARTED)
+        if error.should_retry is None and not repeatable:
             # A sandbox may have come to be although the answer was lost: an SDK that repeats by itself makes a second.
             error.should_retry = False
         raise
     return web.json_response(sandbox_view(sandbox, domain=request.app[SETTINGS].domain), status=201)
 
 
-def _refuse_idempotency_key(request: web.Request) -> None:
-    if "Idempotency-Key" in request.headers:
-        raise Unimplemented("Idempotency-Key is not offered by this gateway version", should_retry=False)
+def _idempotency_key(request: web.Request) -> str:
+    """What makes repeats of one create the same (``rest.md`` 1.4); empty when the client did not ask for it."""
+    keys = request.headers.getall("Idempotency-Key", [])
+    if len(keys) > 1 or "" in keys:
+        raise InvalidArgument("Idempotency-Key must be one key of a-z, 0-9 and '-'")
+    return next(iter(keys), "")
 
 
 @routes.get("/v2/sandboxes", allow_head=False)
-@_key_first
+@key_first
 async def list_v2(request: web.Request) -> web.Response:
     message = list_request(parse(request.rel_url.raw_query_string))
     answer = await _list(request, message)
@@ -108,7 +95,7 @@ async def list_v2(request: web.Request) -> web.Response:
 
 
 @routes.get("/sandboxes", allow_head=False)
-@_key_first
+@key_first
 async def list_v1(request: web.Request) -> web.Response:
     """Running ones only, newest first, in one piece (``behaviour.md`` C22)."""
     message = sandboxes_pb2.ListRequest(
@@ -129,21 +116,25 @@ def _listed(answer: sandboxes_pb2.ListResponse, headers: dict[str, str]) -> web.
 
 
 @routes.get("/sandboxes/{id}", allow_head=False)
-@_key_first
+@key_first
 async def get(request: web.Request) -> web.Response:
-    sandbox = await request.app[CORE].get(_id_of(request), api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    sandbox = await request.app[CORE].get(
+        sandbox_id_in_path(request), api_key=api_key_of(request), request_id=request[REQUEST_ID]
+    )
     return web.json_response(detail_view(sandbox, domain=request.app[SETTINGS].domain))
 
 
 @routes.delete("/sandboxes/{id}")
-@_key_first
+@key_first
 async def kill(request: web.Request) -> web.Response:
-    await request.app[CORE].kill(_id_of(request), api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    await request.app[CORE].kill(
+        sandbox_id_in_path(request), api_key=api_key_of(request), request_id=request[REQUEST_ID]
+    )
     return web.Response(status=204)
 
 
 @routes.post("/sandboxes/{id}/timeout")
-@_key_first
+@key_first
 async def set_timeout(request: web.Request) -> web.Response:
     """The end becomes now + timeout, earlier or later than before."""
     body = await read_object(request)
@@ -151,7 +142,7 @@ async def set_timeout(request: web.Request) -> web.Response:
 
 
 @routes.post("/sandboxes/{id}/refreshes")
-@_key_first
+@key_first
 async def refresh(request: web.Request) -> web.Response:
     """Only ever extends (``behaviour.md`` C32)."""
     duration = (await read_object(request, required=False)).integer("duration")
@@ -160,7 +151,7 @@ async def refresh(request: web.Request) -> web.Response:
 
 async def _set_timeout(request: web.Request, seconds: int, *, extend_only: bool) -> web.Response:
     await request.app[CORE].set_timeout(
-        _id_of(request),
+        sandbox_id_in_path(request),
         timeout=seconds,
         extend_only=extend_only,
         api_key=api_key_of(request),
@@ -171,19 +162,18 @@ async def _set_timeout(request: web.Request, seconds: int, *, extend_only: bool)
 
 @routes.post("/sandboxes/{id}/connect")
 @routes.post("/v2/sandboxes/{id}/connect")
-@_key_first
+@key_first
 async def connect(request: web.Request) -> web.Response:
     """200 when it was running, 201 when it had to be resumed (``behaviour.md`` C42).
 
     The old route's clients always name a timeout, so both routes may share the new one's default.
     """
     body = await read_object(request, required=False)
-    if body.flag("memory") is False:
-        raise InvalidArgument("memory: starting a sandbox from its disk alone is not offered by this gateway version")
     timeout = body.integer("timeout")
     answer = await request.app[CORE].connect(
-        _id_of(request),
+        sandbox_id_in_path(request),
         timeout=TIMEOUT_V2 if timeout is None else timeout,
+        memory=body.flag("memory"),
         api_key=api_key_of(request),
         request_id=request[REQUEST_ID],
     )
@@ -191,9 +181,32 @@ async def connect(request: web.Request) -> web.Response:
     return web.json_response(view, status=201 if answer.resumed else 200)
 
 
-def _id_of(request: web.Request) -> str:
-    """The id in the path, without what older clients put behind a ``-`` (``behaviour.md`` C4, C16)."""
-    sandbox_id = request.match_info["id"].partition("-")[0]
-    if not _ID.fullmatch(sandbox_id):
-        raise InvalidArgument("Invalid sandbox ID")
-    return sandbox_id
+@routes.post("/sandboxes/{id}/pause")
+@key_first
+async def pause(request: web.Request) -> web.Response:
+    """409 when it is paused already; several at the same time join one pause (``behaviour.md`` C39)."""
+    body = await read_object(request, required=False)
+    message = sandboxes_pb2.PauseRequest(
+        id=sandbox_id_in_path(request),
+        memory=body.flag("memory"),
+        require_healthy_agent=bool(body.flag("requireHealthyGuest")),
+    )
+    await request.app[CORE].pause(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    return web.Response(status=204)
+
+
+@routes.post("/sandboxes/{id}/resume")
+@key_first
+async def resume(request: web.Request) -> web.Response:
+    """The older form of connect: 409 when it runs (``behaviour.md`` C45)."""
+    body = await read_object(request, required=False)
+    timeout, pauses = body.integer("timeout"), body.flag("autoPause")
+    sandbox = await request.app[CORE].resume(
+        sandboxes_pb2.ResumeRequest(
+            id=sandbox_id_in_path(request), memory=body.flag("memory"), on_timeout=_AT_END[pauses]
+        ),
+        timeout=TIMEOUT_V1 if timeout is None else timeout,
+        api_key=api_key_of(request),
+        request_id=request[REQUEST_ID],
+    )
+    return web.json_response(sandbox_view(sandbox, domain=request.app[SETTINGS].domain), status=201)

@@ -24,6 +24,11 @@ _STATES = {
     sandboxes_pb2.SANDBOX_STATE_RUNNING: "running",
     sandboxes_pb2.SANDBOX_STATE_PAUSED: "paused",
 }
+# Left out while it runs: the clients know these two words only.
+_PAUSE_MODES = {
+    sandboxes_pb2.PAUSE_MODE_FULL: "full",
+    sandboxes_pb2.PAUSE_MODE_FILESYSTEM: "filesystem",
+}
 
 
 def sandbox_view(sandbox: sandboxes_pb2.Sandbox, *, domain: str | None) -> JsonObject:
@@ -46,6 +51,7 @@ def listed_view(sandbox: sandboxes_pb2.Sandbox) -> JsonObject:
         "diskSizeMB": sandbox.resources.disk_size_mb,
         "state": _state(sandbox),
         "metadata": dict(sandbox.metadata),
+        **({"envdUnresponsiveAtPause": True} if sandbox.agent_unresponsive_at_pause else {}),
     }
 
 
@@ -62,6 +68,7 @@ def detail_view(sandbox: sandboxes_pb2.Sandbox, *, domain: str | None) -> JsonOb
         },
         "network": _network(sandbox.network),
         "volumeMounts": [],
+        **_given("pauseMode", _PAUSE_MODES.get(sandbox.pause_mode)),
     }
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from sandgate_edge.app import build
 from sandgate_edge.server import Server
 from sandgate_edge.settings import Settings as EdgeSettings
 from sandgate_errors import Internal, ResourceExhausted
-from sandgate_plugin_api import AgentAddress, Backend, Placement, Resources, Template
+from sandgate_plugin_api import AgentAddress, Backend, Capability, Placement, Resources, Template
 
 KEY = "e2b_" + "0" * 40
 AGENT_PORT = "49983"
@@ -36,6 +37,7 @@ class AgentBackend(Backend):
     """Sandboxes that are an agent process and a home folder."""
 
     name = "local"
+    capabilities = frozenset({Capability.PAUSE, Capability.PAUSE_FILESYSTEM})
     #: Templates that cannot be made, and what the backend says to them.
     FAILING: ClassVar = {
         "broken": Internal("the sandbox could not be started"),
@@ -46,6 +48,7 @@ class AgentBackend(Backend):
     def __init__(self, folder):
         self._folder = folder
         self._agents = {}
+        self._placements = {}
 
     async def open(self):
         pass
@@ -64,19 +67,38 @@ class AgentBackend(Backend):
     async def create(self, request, handle):
         if request.template.id in self.FAILING:
             raise self.FAILING[request.template.id]
-        home = self._folder / request.sandbox_id
-        home.mkdir()
+        (self._folder / request.sandbox_id).mkdir()
+        return await self._start(request.sandbox_id)
+
+    async def _start(self, sandbox_id):
+        home = self._folder / sandbox_id
         target, token = f"unix:{home}.sock", secrets.token_hex(16)
         accounts = {"user": {"home": str(home)}}
         line = {"listen": target, "token": token, "identity": "same", "accounts": accounts, "system_files": False}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sandgate_agent"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self._agents[request.sandbox_id] = process
+        self._agents[sandbox_id] = process
         process.stdin.write(json.dumps(line).encode() + b"\n")
         ready = json.loads(await process.stdout.readline())
         assert ready["ready"], ready
-        return Placement(handle=handle, agent=AgentAddress(target=target, token=token))
+        placement = Placement(handle={"id": sandbox_id}, agent=AgentAddress(target=target, token=token))
+        self._placements[sandbox_id] = placement
+        return placement
+
+    async def pause(self, handle, *, memory):
+        if memory:
+            self._agents[handle["id"]].send_signal(signal.SIGSTOP)
+        else:
+            await self.destroy(handle)
+        return handle
+
+    async def resume(self, handle):
+        process = self._agents.get(handle["id"])
+        if process is None:
+            return await self._start(handle["id"])
+        process.send_signal(signal.SIGCONT)
+        return self._placements[handle["id"]]
 
     async def locate(self, handle):
         return None
@@ -91,6 +113,10 @@ class AgentBackend(Backend):
                 process.kill()
             process.stdin.close()
             await process.wait()
+
+    def stop_agent(self, sandbox_id):
+        """The agent hangs."""
+        self._agents[sandbox_id].send_signal(signal.SIGSTOP)
 
     def end_agent(self, sandbox_id):
         """The agent dies; the sandbox is still there to the core."""
