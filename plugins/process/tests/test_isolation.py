@@ -110,12 +110,20 @@ async def test_user_owns_its_home_and_may_use_the_shared_places(sandbox, run):
 
 
 async def test_login_shell_keeps_its_path(sandbox, run):
-    """P12, trap B17."""
+    """P12, trap B17; in front the folder of the sandbox's own `sudo`."""
     for user in ("user", "root"):
-        assert await run(sandbox, "echo $PATH", user) == (
+        code, path = await run(sandbox, "echo $PATH", user)
+        assert (code, path.removeprefix("/run/sandgate/bin:")) == (
             0,
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n",
         )
+
+
+async def test_user_becomes_root_by_sudo(sandbox, run):
+    """U9; the real one of the host gains nothing here."""
+    assert await run(sandbox, "id -u; sudo id -u; command -v sudo") == (0, "1000\n0\n/run/sandgate/bin/sudo\n")
+    _, output = await run(sandbox, "sudo grep -h CapEff /proc/self/status; grep CapEff /proc/self/status")
+    assert output.split()[1] != output.split()[3] == "0000000000000000"
 
 
 async def test_usual_programs_work(sandbox, run):
