@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,18 +27,13 @@ Options = dict[str, Any]
 Call = Callable[[Sandbox, Options], Any]
 
 MISSING: dict[str, tuple[Call, str]] = {
-    "pause": (lambda box, _: box.pause(), "pausing"),
-    "beta_pause": (lambda box, _: box.beta_pause(), "pausing"),
     "fork": (lambda box, _: box.fork(), "forking"),
     "create_snapshot": (lambda box, _: box.create_snapshot(), "snapshots"),
     "list_snapshots": (lambda box, _: box.list_snapshots().next_items(), "snapshots"),
     "delete_snapshot": (lambda _, options: Sandbox.delete_snapshot("x", **options), "templates"),
-    "get_metrics": (lambda box, _: box.get_metrics(), "metrics"),
     "update_network": (lambda box, _: box.update_network({"deny_out": ["0.0.0.0/0"]}), "network rules"),
     "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["0.0.0.0/0"]}, **o), "network rules"),
-    "create(lifecycle=…)": (lambda _, o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o), "pause"),
     "create(volume_mounts=…)": (lambda _, o: Sandbox.create(volume_mounts={"/x": "v"}, **o), "volumeMounts"),
-    "create(idempotency_key=…)": (lambda _, o: Sandbox.create(idempotency_key="a", **o), "Idempotency-Key"),
     "create(mcp=…)": (lambda _, o: Sandbox.create(mcp={"x": {}}, **o), "mcp"),
     "Template.build": (lambda _, o: e2b.Template.build(e2b.Template().from_base_image(), "x", **_api(o)), "templates"),
     "Volume.create": (lambda _, o: e2b.Volume.create("v", **_api(o)), "volumes"),
@@ -60,6 +56,34 @@ def test_what_is_missing_is_refused_by_name(sandbox: Sandbox, gateway: Gateway, 
     assert type(caught.value).__module__.startswith("e2b."), repr(caught.value)
     assert {box.sandbox_id for box in Sandbox.list(**_api(gateway.sdk_options)).next_items()} == before
     assert sandbox.is_running()
+
+
+def test_a_repeated_create_answers_with_the_same_sandbox(gateway: Gateway) -> None:
+    key = uuid.uuid4().hex
+    first = Sandbox.create(idempotency_key=key, **gateway.sdk_options)
+    try:
+        again = Sandbox.create(idempotency_key=key, **gateway.sdk_options)
+        assert again.sandbox_id == first.sandbox_id
+        with pytest.raises(e2b.SandboxException, match="422"):
+            Sandbox.create(idempotency_key=key, metadata={"other": "request"}, **gateway.sdk_options)
+    finally:
+        first.kill()
+
+
+def test_a_paused_sandbox_is_started_anew_when_asked(gateway: Gateway) -> None:
+    box = Sandbox.create(**gateway.sdk_options)
+    try:
+        box.files.write("kept", "x")
+        box.commands.run("sleep 1000", background=True, timeout=0)
+        assert box.beta_pause() is True
+        assert box.get_info().state.value == "paused"
+        box.connect(on_resume="reboot")
+        assert box.commands.list() == []
+        assert box.files.read("kept") == "x"
+        assert box.pause(strict=True) is True
+        assert box.get_info().state.value == "paused"
+    finally:
+        box.kill()
 
 
 def test_ports_of_a_sandbox_are_refused_by_name(sandbox: Sandbox, gateway: Gateway) -> None:

@@ -360,6 +360,69 @@ async function life(sandbox) {
   )
 }
 
+async function pauses(sandbox) {
+  await step('metrics', async () => {
+    const [sample] = await eventually(async () => {
+      const samples = await sandbox.getMetrics()
+      return samples.length > 0 && samples
+    })
+    assert(sample.memUsed > 0 && sample.memUsed < sample.memTotal)
+    assert(sample.cpuCount > 0)
+  })
+  let worker
+  await step('pause', async () => {
+    await sandbox.files.write('over the pause', 'kept')
+    worker = await sandbox.commands.run('sleep 1000', { background: true, timeoutMs: 0 })
+    assert.equal(await sandbox.pause(), true)
+    assert.equal((await sandbox.getInfo()).state, 'paused')
+    assert.equal(await sandbox.isRunning(), false)
+  })
+  await step('pause_again', async () => assert.equal(await sandbox.pause(), false))
+  await step('connect_resumes', async () => {
+    const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 90_000 })
+    assert.equal((await again.getInfo()).state, 'running')
+    const left = await remaining(again)
+    assert(left > 60 && left < 100, `${left}`)
+    assert((await again.commands.list()).some((process) => process.pid === worker.pid))
+    assert.equal(await again.files.read('over the pause'), 'kept')
+  })
+  await step('pause_files_only', async () => {
+    // Its process is ended, and so is the stream that this script waits on.
+    const ended = worker.wait().catch(() => {})
+    assert.equal(await sandbox.pause({ keepMemory: false }), true)
+    await ended
+    const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 90_000 })
+    assert.deepEqual(await again.commands.list(), [])
+    assert.equal(await again.files.read('over the pause'), 'kept')
+    assert.equal((await again.commands.run('echo anew')).stdout, 'anew\n')
+  })
+  await step('pause_at_the_end', async () => {
+    const short = await Sandbox.create({ timeoutMs: 2_000, lifecycle: { onTimeout: 'pause' } })
+    const paused = async () => (await short.getInfo()).state === 'paused'
+    await eventually(paused)
+    // The choice outlives the resume (B44).
+    await Sandbox.connect(short.sandboxId, { timeoutMs: 2_000 })
+    await eventually(paused)
+    assert.equal(await short.kill(), true)
+  })
+  await step('traffic_wakes', async () => {
+    const sleeper = await Sandbox.create({ timeoutMs: 60_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
+    assert.equal(await sleeper.pause(), true)
+    assert.equal((await sleeper.commands.run('echo woken')).stdout, 'woken\n')
+    assert.equal((await sleeper.getInfo()).state, 'running')
+    await sleeper.kill()
+  })
+}
+
+async function eventually(ask) {
+  for (let attempt = 0; attempt < 300; attempt++) {
+    const answer = await ask()
+    if (answer) return answer
+    await new Promise((resolve) => setTimeout(resolve, 100))
+  }
+  assert.fail('it did not come to pass')
+}
+
 // B16: the waiting call ends at once and says that the sandbox is gone.
 async function killWhileACommandRuns(sandbox) {
   let started
@@ -399,5 +462,5 @@ const sandbox = await step('create', async () => {
   return made
 })
 if (sandbox) {
-  for (const part of [information, commands, inputAndBackground, terminals, files, life, end]) await part(sandbox)
+  for (const part of [information, commands, inputAndBackground, terminals, files, life, pauses, end]) await part(sandbox)
 }

@@ -12,11 +12,14 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from e2b import AsyncSandbox, CommandExitException, FilesystemEvent, PtySize, SandboxQuery
 from steps import raises, step
 
 GONE = "SandboxNotRunningException"
+T = TypeVar("T")
 MARK = uuid.uuid4().hex
 
 
@@ -32,6 +35,7 @@ async def main() -> None:
     await terminals(sandbox)
     await files(sandbox)
     await life(sandbox)
+    await pauses(sandbox)
     await end(sandbox)
 
 
@@ -340,6 +344,58 @@ async def life(sandbox: AsyncSandbox) -> None:
         await AsyncSandbox.create("no-such-template")
     with step("wrong_api_key"), raises("AuthenticationException"):
         await AsyncSandbox.create(api_key="e2b_" + "0" * 40)
+
+
+async def pauses(sandbox: AsyncSandbox) -> None:
+    with step("metrics"):
+        sample = (await eventually(sandbox.get_metrics))[0]
+        assert 0 < sample.mem_used < sample.mem_total
+        assert sample.cpu_count > 0
+    with step("pause"):
+        await sandbox.files.write("over the pause", "kept")
+        worker = await sandbox.commands.run("sleep 1000", background=True, timeout=0)
+        assert await sandbox.pause() is True
+        assert (await sandbox.get_info()).state.value == "paused"
+        assert await sandbox.is_running() is False
+    with step("pause_again"):
+        assert await sandbox.pause() is False
+    with step("connect_resumes"):
+        again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=90)
+        assert (await again.get_info()).state.value == "running"
+        assert 60 < await remaining(again) < 100
+        assert worker.pid in [process.pid for process in await again.commands.list()]
+        assert await again.files.read("over the pause") == "kept"
+    with step("pause_files_only"):
+        assert await sandbox.pause(keep_memory=False) is True
+        again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=90)
+        assert await again.commands.list() == []
+        assert await again.files.read("over the pause") == "kept"
+        assert (await again.commands.run("echo anew")).stdout == "anew\n"
+    with step("pause_at_the_end"):
+        short = await AsyncSandbox.create(timeout=2, lifecycle={"on_timeout": "pause"})
+        await eventually(lambda: is_paused(short))
+        # The choice outlives the resume (B44).
+        await AsyncSandbox.connect(short.sandbox_id, timeout=2)
+        await eventually(lambda: is_paused(short))
+        assert await short.kill() is True
+    with step("traffic_wakes"):
+        sleeper = await AsyncSandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+        assert await sleeper.pause() is True
+        assert (await sleeper.commands.run("echo woken")).stdout == "woken\n"
+        assert (await sleeper.get_info()).state.value == "running"
+        await sleeper.kill()
+
+
+async def is_paused(sandbox: AsyncSandbox) -> bool:
+    return (await sandbox.get_info()).state.value == "paused"
+
+
+async def eventually(ask: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(300):
+        if answer := await ask():
+            return answer
+        await asyncio.sleep(0.1)
+    raise AssertionError("it did not come to pass")
 
 
 async def remaining(sandbox: AsyncSandbox) -> float:

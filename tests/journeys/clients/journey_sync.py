@@ -12,12 +12,15 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 from e2b import CommandExitException, PtySize, Sandbox, SandboxQuery, exceptions
 from steps import raises, step
 
 # Newer releases have a class of its own for a sandbox that is gone in the midst of a call (errors.md 3.5).
 GONE = "SandboxNotRunningException" if hasattr(exceptions, "SandboxNotRunningException") else "TimeoutException"
+T = TypeVar("T")
 MARK = uuid.uuid4().hex
 
 
@@ -31,6 +34,7 @@ def main() -> None:
     terminals(sandbox)
     files(sandbox)
     life(sandbox)
+    pauses(sandbox)
     end(sandbox)
 
 
@@ -325,6 +329,54 @@ def life(sandbox: Sandbox) -> None:
         Sandbox.create("no-such-template")
     with step("wrong_api_key"), raises("AuthenticationException"):
         Sandbox.create(api_key="e2b_" + "0" * 40)
+
+
+def pauses(sandbox: Sandbox) -> None:
+    with step("metrics"):
+        sample = eventually(sandbox.get_metrics)[0]
+        assert 0 < sample.mem_used < sample.mem_total
+        assert sample.cpu_count > 0
+    with step("pause"):
+        sandbox.files.write("over the pause", "kept")
+        worker = sandbox.commands.run("sleep 1000", background=True, timeout=0)
+        assert sandbox.pause() is True
+        assert sandbox.get_info().state.value == "paused"
+        assert sandbox.is_running() is False
+    with step("pause_again"):
+        assert sandbox.pause() is False
+    with step("connect_resumes"):
+        again = Sandbox.connect(sandbox.sandbox_id, timeout=90)
+        assert again.get_info().state.value == "running"
+        assert 60 < remaining(again) < 100
+        assert worker.pid in [process.pid for process in again.commands.list()]
+        assert again.files.read("over the pause") == "kept"
+    with step("pause_files_only"):
+        assert sandbox.pause(keep_memory=False) is True
+        again = Sandbox.connect(sandbox.sandbox_id, timeout=90)
+        assert again.commands.list() == []
+        assert again.files.read("over the pause") == "kept"
+        assert again.commands.run("echo anew").stdout == "anew\n"
+    with step("pause_at_the_end"):
+        short = Sandbox.create(timeout=2, lifecycle={"on_timeout": "pause"})
+        eventually(lambda: short.get_info().state.value == "paused")
+        # The choice outlives the resume (B44).
+        Sandbox.connect(short.sandbox_id, timeout=2)
+        eventually(lambda: short.get_info().state.value == "paused")
+        assert short.kill() is True
+    with step("traffic_wakes"):
+        sleeper = Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+        assert sleeper.pause() is True
+        assert sleeper.commands.run("echo woken").stdout == "woken\n"
+        assert sleeper.get_info().state.value == "running"
+        sleeper.kill()
+
+
+def eventually(ask: Callable[[], T]) -> T:
+    for _ in range(300):
+        if answer := ask():
+            return answer
+        time.sleep(0.1)
+    raise AssertionError("it did not come to pass")
 
 
 def remaining(sandbox: Sandbox) -> float:
