@@ -27,7 +27,7 @@ class Plain(Backend):
     name = "plain"
     def __init__(self, context): self.settings = context.settings
     async def open(self):
-        print("a stray print")
+        print("a stray print", flush=True)
         if "fault" in self.settings: raise FailedPrecondition(self.settings["fault"])
         if "slow" in self.settings: await asyncio.sleep(3600)
     async def close(self): pass

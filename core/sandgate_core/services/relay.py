@@ -73,6 +73,9 @@ class Relay(grpc.GenericRpcHandler):
             lost = code is grpc.StatusCode.UNAVAILABLE and channel.get_state() is not grpc.ChannelConnectivity.READY
         if lost:
             await self._lost(record.id)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            # In the agent's own words: it was told to end. Where its sandbox ends with it, that is the answer.
+            await self._sandboxes.locate(record.id, current())
         if code is not grpc.StatusCode.OK:
             await context.abort(code, details, trailing)
         context.set_trailing_metadata(trailing)
