@@ -66,7 +66,7 @@ class Admission:
         """``longest_life`` in microseconds. Raises InvalidArgument, CapabilityMissing, Unimplemented or NotFound."""
         _check_request(spec, max_timeout=longest_life)
         _check_envs(spec.envs)
-        template = await self._template(spec.template)
+        template = await self.template(spec.template)
         for capability in _needed(spec):
             _check_capability(self._backend, capability)
         alias = spec.template if spec.template in template.aliases else next(iter(template.aliases), "")
@@ -77,7 +77,8 @@ class Admission:
         found = _find(await self._templates(), template)
         return frozenset({template} if found is None else {template, found.id})
 
-    async def _template(self, name: str) -> Template:
+    async def template(self, name: str) -> Template:
+        """The template of an id or a name. Raises InvalidArgument, NotFound."""
         if not name:
             raise InvalidArgument("a template must be named")
         if len(name) > _LONGEST_TEMPLATE_NAME:

@@ -165,6 +165,10 @@ class Sandboxes:
             raise SandboxNotFound.of(name)
         return await self._store.history(name)
 
+    async def template_id(self, name: str) -> str:
+        """The id of the template that ``name`` stands for. Raises NotFound."""
+        return (await self._admission.template(name)).id
+
     async def locate(
         self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False, wake: bool = False
     ) -> tuple[SandboxRecord, AgentAddress | None]:

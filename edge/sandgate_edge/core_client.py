@@ -124,6 +124,12 @@ class CoreClient:
     ) -> sandboxes_pb2.ListResponse:
         return await self._read(self._sandboxes.List, request, _on_behalf(api_key, request_id))
 
+    async def find_template(self, name: str, *, api_key: str, request_id: str) -> str:
+        """The id of the template that ``name`` stands for. Raises NotFound."""
+        request = sandboxes_pb2.FindTemplateRequest(name=name)
+        reply = await self._read(self._sandboxes.FindTemplate, request, _on_behalf(api_key, request_id))
+        return reply.template_id
+
     async def kill(self, sandbox_id: str, *, api_key: str, request_id: str) -> None:
         request = sandboxes_pb2.KillRequest(id=sandbox_id)
         await self._call(self._sandboxes.Kill, request, _on_behalf(api_key, request_id))

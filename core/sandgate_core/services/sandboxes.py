@@ -130,6 +130,11 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
         )
 
+    async def FindTemplate(  # noqa: N802
+        self, request: sandboxes_pb2.FindTemplateRequest, context: Any
+    ) -> sandboxes_pb2.FindTemplateResponse:
+        return sandboxes_pb2.FindTemplateResponse(template_id=await self._sandboxes.template_id(request.name))
+
     async def FindByTokenHash(  # noqa: N802
         self, request: sandboxes_pb2.FindByTokenHashRequest, context: Any
     ) -> sandboxes_pb2.FindByTokenHashResponse:

@@ -369,8 +369,8 @@ async def test_two_kills_at_once_end_it_once(edge):
         ("GET", "/snapshots?limit=1", "snapshots"),
         ("PUT", ID + "/network", "network"),
         ("POST", "/v3/templates", "templates"),
-        ("GET", "/templates/aliases/team/name:tag", "templates"),
-        ("GET", "/templates/aliases/team%2Fname%3Atag", "templates"),
+        ("GET", "/templates/team/name:tag/tags", "templates"),
+        ("GET", "/templates/team%2Fname%3Atag", "templates"),
         ("DELETE", "/templates/team/snap:default", "templates"),
         ("POST", "/v2/templates/t/builds/b", "templates"),
         ("POST", "/volumes", "volumes"),
@@ -382,6 +382,16 @@ async def test_documented_routes_that_are_missing_say_so(edge, method, path, wha
     status, error, _ = await edge.rest(method, path, {} if method in {"POST", "PUT"} else None)
     assert (status, error["code"]) == (501, 501)
     assert what in error["message"]
+
+
+async def test_template_that_exists_is_told_from_one_that_does_not(edge):
+    """C24."""
+    status, found, _ = await edge.rest("GET", "/templates/aliases/base")
+    assert (status, found) == (200, {"templateID": "base", "public": True})
+    for name in ("nope", "team/name:tag", "team%2Fname%3Atag", "x" * 300):
+        status, error, _ = await edge.rest("GET", f"/templates/aliases/{name}")
+        assert (status, error["code"]) in {(404, 404), (400, 400)}, name
+        assert status == 404 or len(name) > 256
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v9/sandboxes", "/sandboxes/a/b/c", "/sandboxes/", "/api-keys/a/b"])

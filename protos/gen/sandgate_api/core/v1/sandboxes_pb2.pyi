@@ -919,6 +919,36 @@ class LocateResponse(google.protobuf.message.Message):
 Global___LocateResponse: typing_extensions.TypeAlias = LocateResponse
 
 @typing.final
+class FindTemplateRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___FindTemplateRequest: typing_extensions.TypeAlias = FindTemplateRequest
+
+@typing.final
+class FindTemplateResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEMPLATE_ID_FIELD_NUMBER: builtins.int
+    template_id: builtins.str
+    def __init__(
+        self,
+        *,
+        template_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["template_id", b"template_id"]) -> None: ...
+
+Global___FindTemplateResponse: typing_extensions.TypeAlias = FindTemplateResponse
+
+@typing.final
 class FindByTokenHashRequest(google.protobuf.message.Message):
     """What a signature covers stands in the edge, which makes and checks them; here it is text around a token."""
 

@@ -89,6 +89,11 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
                 _registered_method=True)
+        self.FindTemplate = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/FindTemplate',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.FromString,
+                _registered_method=True)
         self.FindByTokenHash = channel.unary_unary(
                 '/sandgate_api.core.v1.SandboxService/FindByTokenHash',
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
@@ -174,6 +179,13 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindTemplate(self, request, context):
+        """The template that an id or a name stands for. NOT_FOUND for an unknown one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindByTokenHash(self, request, context):
         """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
         edge only. UNAUTHENTICATED when there is none, whatever the reason.
@@ -239,6 +251,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.SerializeToString,
+            ),
+            'FindTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTemplate,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.SerializeToString,
             ),
             'FindByTokenHash': grpc.unary_unary_rpc_method_handler(
                     servicer.FindByTokenHash,
@@ -543,6 +560,33 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/Locate',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/FindTemplate',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -205,6 +205,22 @@ _SandboxServiceLocateType = typing_extensions.TypeVar(
     ],
 )
 
+_SandboxServiceFindTemplateType = typing_extensions.TypeVar(
+    '_SandboxServiceFindTemplateType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+    ],
+)
+
 _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     '_SandboxServiceFindByTokenHashType',
     grpc.UnaryUnaryMultiCallable[
@@ -221,7 +237,7 @@ _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindByTokenHashType]):
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindTemplateType, _SandboxServiceFindByTokenHashType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -267,6 +283,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+            sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
@@ -321,6 +341,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+            sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
         ],
@@ -357,6 +381,9 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
 
     Locate: _SandboxServiceLocateType
     """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    FindTemplate: _SandboxServiceFindTemplateType
+    """The template that an id or a name stands for. NOT_FOUND for an unknown one."""
 
     FindByTokenHash: _SandboxServiceFindByTokenHashType
     """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
@@ -407,6 +434,10 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
         sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+        sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
@@ -501,6 +532,14 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.LocateResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.LocateResponse]]:
         """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    @abc.abstractmethod
+    def FindTemplate(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse]]:
+        """The template that an id or a name stands for. NOT_FOUND for an unknown one."""
 
     @abc.abstractmethod
     def FindByTokenHash(
