@@ -31,6 +31,7 @@ import fcntl
 import functools
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -50,6 +51,8 @@ _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal
 _START_FAILURES = frozenset({errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINVAL})
 _OOM_SCORE_ADJUSTMENT = 100
 _IO_LEVEL = 4
+#: What a login has on Linux; a program may raise it.
+_DESCRIPTORS = 1024
 _STANDARD = (0, 1, 2)
 #: How long the root spawner hunts descendants that keep forking, once the agent is gone.
 _SWEEP_SECONDS = 1.5
@@ -249,6 +252,10 @@ def _set_priorities() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with contextlib.suppress(OSError):
         kernel.set_io_priority(_IO_LEVEL)
+    # Whoever started the agent may have raised it for many connections; a program that closes all it could have open
+    # would then take seconds for it.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
 
 
 def _account_spawner(sock: socket.socket, identity: str, account: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 from typing import IO
@@ -32,6 +33,9 @@ def main() -> int:
     try:
         settings = Settings.parse(sys.stdin.buffer.readline(_LONGEST_LINE))
         logs.configure(settings.log_level)
+        # A channel and a watched process for each sandbox: the usual 1,024 would end at a few hundred of them.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         asyncio.run(_run(settings, answer))
     except SandgateError as error:
         return _give_up(answer, error.message)

@@ -179,11 +179,13 @@ async def test_program_has_no_descriptor_but_its_three(any_agent: Agent) -> None
 
 async def test_programs_start_with_ordinary_signals_umask_and_priorities(any_agent: Agent) -> None:
     """P6."""
-    result = await any_agent.sh("grep -E 'SigBlk|SigIgn' /proc/self/status; umask; cat /proc/self/oom_score_adj; nice")
+    result = await any_agent.sh(
+        "grep -E 'SigBlk|SigIgn' /proc/self/status; umask; cat /proc/self/oom_score_adj; nice; ulimit -Sn"
+    )
     lines = result.text.split("\n")
     # Signals 32 and 33 are the C library's own and ignored by its posix_spawn.
     assert [int(line.split()[1], 16) & ~0x180000000 for line in lines[:2]] == [0, 0]
-    assert lines[2:5] == ["0022", "100", "0"]
+    assert lines[2:6] == ["0022", "100", "0", "1024"]
 
 
 async def test_programs_lead_their_own_group(agent: Agent) -> None:
