@@ -39,6 +39,7 @@ from sandgate_core.server import run_core
 from sandgate_core.settings import Settings
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
+from sandgate_errors import DataLoss, NotFound
 from sandgate_errors.grpc import from_status
 from sandgate_plugin_api import (
     AgentAddress,
@@ -67,6 +68,8 @@ class Agent(agent_pb2_grpc.AgentServicer, grpc.GenericRpcHandler):
         self.inits: list[agent_pb2.InitRequest] = []
         self.calls: list[dict[str, Any]] = []
         self.cancelled = asyncio.Event()
+        #: Whether it gives no answer to small questions.
+        self.hangs = False
         self.initialized: Callable[[], Awaitable[None]] | None = None
 
     async def Init(self, request, context):
@@ -76,6 +79,11 @@ class Agent(agent_pb2_grpc.AgentServicer, grpc.GenericRpcHandler):
         if self.initialized is not None:
             await self.initialized()
         return agent_pb2.InitResponse(agent_version="test")
+
+    async def Metrics(self, request, context):
+        if self.hangs:
+            await asyncio.Event().wait()
+        return agent_pb2.MetricsResponse(cpu_count=2, cpu_used_pct=float("nan"), mem_total=10, mem_used=5)
 
     def service(self, details):
         """Methods of envd.v1.Test, as bytes: Echo, Fail, Hang, Count, Sink."""
@@ -130,6 +138,8 @@ class Box:
     agent: Agent
     server: grpc.aio.Server
     placement: Placement
+    #: What a pause has kept: "", "memory" or "files".
+    paused: str = ""
 
 
 @dataclass
@@ -178,6 +188,10 @@ class LocalBackend(Backend):
         self.creating: Callable[[str], Awaitable[None]] = _nothing
         self.created: Callable[[str], Awaitable[None]] = _nothing
         self.destroying: Callable[[str], Awaitable[None]] = _nothing
+        self.pausing: Callable[[str], Awaitable[None]] = _nothing
+        self.resuming: Callable[[str], Awaitable[None]] = _nothing
+        #: What was asked for, in order: "pause memory", "pause files", "resume".
+        self.asked: list[str] = []
         self.requests: list[SandboxRequest] = []
 
     async def open(self) -> None:
@@ -206,6 +220,34 @@ class LocalBackend(Backend):
 
     async def survey(self) -> Sequence[Survivor]:
         return [Survivor(sandbox_id=name, handle=box.placement.handle) for name, box in self.world.boxes.items()]
+
+    async def pause(self, handle: Mapping[str, object], *, memory: bool) -> Mapping[str, object]:
+        box = self._box(handle)
+        self.asked.append(f"pause {'memory' if memory else 'files'}")
+        await self.pausing(str(handle["id"]))
+        if memory:
+            if box.paused == "files":
+                raise DataLoss("the memory is gone")
+            box.paused = "memory"
+        else:
+            await box.server.stop(0)
+            box.paused = "files"
+        return {**handle, "pauses": int(str(handle.get("pauses", 0))) + 1}
+
+    async def resume(self, handle: Mapping[str, object]) -> Placement:
+        box = self._box(handle)
+        self.asked.append("resume")
+        await self.resuming(str(handle["id"]))
+        if box.paused == "files":
+            box = await self.world.make(str(handle["id"]))
+        box.paused = ""
+        return Placement(handle=handle, agent=box.placement.agent)
+
+    def _box(self, handle: Mapping[str, object]) -> Box:
+        box = self.world.boxes.get(str(handle["id"]))
+        if box is None:
+            raise NotFound("there is no such sandbox")
+        return box
 
     async def destroy(self, handle: Mapping[str, object]) -> None:
         name = str(handle["id"])

@@ -15,7 +15,6 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from sandgate_agent.services import agent as agent_service
 from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_testing.leftovers import processes_of, sandboxes_of
@@ -156,14 +155,6 @@ async def test_killed_sandbox_stays_dead_and_one_that_was_not_lives(deployment):
     assert steps > 6
 
 
-@pytest.fixture
-def pausing():
-    """Pauses need an agent that takes part in them."""
-    if "Resume" not in vars(agent_service.AgentService):
-        pytest.skip("the agent of this version does not take part in a pause")
-
-
-@pytest.mark.usefixtures("pausing")
 async def test_crash_in_pause_leaves_a_sandbox_that_is_paused_or_runs(deployment):
     async def judge(core, subject, *, done):
         assert set(await core.shown()) == {subject}
@@ -176,7 +167,6 @@ async def test_crash_in_pause_leaves_a_sandbox_that_is_paused_or_runs(deployment
     assert steps > 6
 
 
-@pytest.mark.usefixtures("pausing")
 async def test_crash_in_resume_leaves_a_sandbox_that_can_be_resumed(deployment):
     async def prepare(core):
         subject = await core.create()
