@@ -66,12 +66,12 @@ $(VENV)/.installed: $(VENV)/.made $(PROJECTS)
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made $(PROJECTS)
-	@echo "Installing sandgate and the E2B SDK into $(VENV)"
+	@echo "Installing sandgate and the E2B SDK into $(VENV), which takes about a minute"
 	@$(PIP) $(EDITABLE) --group demo
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.dev: $(VENV)/.made $(PROJECTS)
-	@echo "Installing sandgate and its development tools into $(VENV)"
+	@echo "Installing sandgate and its development tools into $(VENV), which takes some minutes"
 	@$(PIP) $(EDITABLE) --group dev
 	@touch $@ $(VENV)/.installed $(VENV)/.demo
 
