@@ -3,6 +3,7 @@
 #   make demo      install, then show the whole road: gateway, sandbox, commands, files
 #   make install   the gateway alone, editable: .venv/bin/sandgate
 #   make test      lint, then every test
+#   make again     the tests that failed at the last run, one after the other
 #   make lint      format, lint, types, generated code, the contract in protos/
 #   make bench     latencies and throughput as ratios to a baseline of the same run
 #
@@ -31,7 +32,7 @@ WORKERS ?= auto
 TESTS ?=
 BENCH ?=
 
-.PHONY: install demo test lint bench released clean
+.PHONY: install demo test again lint bench released clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +41,10 @@ demo: $(VENV)/.demo
 
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup $(TESTS)
+
+# Only what failed at the last run, one after the other.
+again: $(VENV)/.dev
+	$(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
