@@ -6,6 +6,7 @@ it may be left; :meth:`Gateway.stop` says what is.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from sandgate_testing.leftovers import processes_of, remains_of
+from sandgate_testing.leftovers import groups_of, processes_of, remains_of, thaw
 
 __all__ = ["Answer", "Gateway", "GatewayFailed", "SdkOptions", "wait_until"]
 
@@ -102,6 +103,9 @@ class Gateway:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        groups = groups_of(self.state_dir)
+        for group in groups:
+            thaw(group)
         for _ in range(50):
             left = processes_of(self.state_dir)
             if not left:
@@ -109,6 +113,9 @@ class Gateway:
             for pid in left:
                 _kill(pid)
             time.sleep(0.1)
+        for group in groups:
+            with contextlib.suppress(OSError):
+                group.rmdir()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["processes_of", "remains_of", "sandboxes_of"]
+__all__ = ["groups_of", "processes_of", "remains_of", "sandboxes_of", "thaw"]
 
 
 def remains_of(state_dir: Path) -> list[str]:
@@ -35,16 +35,33 @@ def sandboxes_of(state_dir: Path) -> Mapping[str, Path]:
     return {_owner(box) or box.name: box for box in _boxes(state_dir)}
 
 
+def groups_of(state_dir: Path) -> list[Path]:
+    """Control groups of the process backend's boxes."""
+    named = (_recorded(box, "group") for box in _boxes(state_dir))
+    return [path for name in named if name and (path := Path(name)).is_dir()]
+
+
+def thaw(group: Path) -> None:
+    """Let a frozen group's processes go on: by the older kind of freezer they cannot even be killed before."""
+    for name, text in (("cgroup.freeze", "0"), ("freezer.state", "THAWED")):
+        if (group / name).exists():
+            (group / name).write_text(text)
+
+
 def _boxes(state_dir: Path) -> list[Path]:
     return [path for path in _below(state_dir) if path.parent.name == "boxes" and path.is_dir()]
 
 
 def _owner(box: Path) -> str:
+    return _recorded(box, "sandbox_id")
+
+
+def _recorded(box: Path, name: str) -> str:
     try:
-        owner: str = json.loads((box / "record.json").read_text())["sandbox_id"]
+        value: str | None = json.loads((box / "record.json").read_text()).get(name)
     except FileNotFoundError:
         return ""
-    return owner
+    return value or ""
 
 
 def _processes() -> Iterator[tuple[int, str]]:
