@@ -8,6 +8,7 @@ state and the attempt is repeated; after a crash of the core the next start goes
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Mapping
 
 import structlog
@@ -74,7 +75,8 @@ class Ending:
             live.retry = None
             self._errands.post(self._retry(live, final=final, note=note, wait=again), "a sandbox could not be freed")
 
-        live.retry = asyncio.get_running_loop().call_later(wait, attempt)
+        # The request that ended the sandbox is answered by then: its id does not belong on what comes of the retries.
+        live.retry = asyncio.get_running_loop().call_later(wait, attempt, context=contextvars.Context())
 
     async def _retry(self, live: Live, *, final: State, note: str, wait: float) -> None:
         async with live.lock:

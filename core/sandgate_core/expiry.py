@@ -7,6 +7,7 @@ outnumber the real ones, the heap is built anew, so it stays proportional to the
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 from collections.abc import Callable
 
@@ -58,7 +59,10 @@ class Expiry:
         self._skip_stale()
         if self._heap:
             wait = (self._heap[0][0] - clock.now()) / clock.MICROSECONDS
-            self._timer = asyncio.get_running_loop().call_later(min(max(wait, 0.0), _LONGEST_WAIT), self._wake)
+            # In a context of its own: that of whoever moved a deadline last would put their request's id on lines of others.
+            self._timer = asyncio.get_running_loop().call_later(
+                min(max(wait, 0.0), _LONGEST_WAIT), self._wake, context=contextvars.Context()
+            )
 
     def _disarm(self) -> None:
         if self._timer is not None:

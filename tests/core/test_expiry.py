@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from sandgate_core import clock
 from sandgate_core.expiry import Expiry
@@ -82,4 +83,15 @@ async def test_fire_may_set_a_deadline_again(until):
     expiry = Expiry(fire)
     expiry.set("i1", clock.now())
     await until(lambda: len(fired) == 3)
+    expiry.close()
+
+
+async def test_what_fires_knows_nothing_of_the_request_that_set_a_deadline(until):
+    seen = []
+    expiry = Expiry(lambda name: seen.append((name, structlog.contextvars.get_contextvars())))
+    with structlog.contextvars.bound_contextvars(request_id="of-somebody"):
+        expiry.set("i1", clock.now() + 20_000)
+        expiry.set("i2", clock.now() + 40_000)
+    await until(lambda: len(seen) == 2)
+    assert seen == [("i1", {}), ("i2", {})]
     expiry.close()

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from sandgate_api.core.v1 import sandboxes_pb2
@@ -323,10 +324,11 @@ class TestKill:
         assert await core.owner.ids() == []
 
     async def test_failed_destroy_is_repeated_until_nothing_is_left(self, core, backend, world, until, deployment):
-        attempts = []
+        attempts, requests = [], []
 
         async def fail_once(sandbox_id):
             attempts.append(sandbox_id)
+            requests.append(structlog.contextvars.get_contextvars().get("request_id"))
             if len(attempts) == 1:
                 raise OSError("busy")
 
@@ -339,6 +341,9 @@ class TestKill:
         assert (await records_of(deployment))[made.id] == "killing"
         await until(lambda: not world.boxes)
         assert len(attempts) == 2
+        # The kill was answered long ago: what comes later is not logged as part of it.
+        assert requests[0]
+        assert requests[1] is None
 
     @pytest.mark.parametrize("written", ["", "../x", "I", "i" * 65, "a b", "ä", "-x", "i\n", "a_b", "a-b c"])
     async def test_malformed_id_is_refused_everywhere(self, core, written):
