@@ -19,6 +19,15 @@ __all__ = ["Admission", "Admitted", "CreateSpec"]
 
 _SHORTEST_LIFE = clock.MICROSECONDS
 _LONGEST_TEMPLATE_NAME = 256
+#: Metadata stays in memory for a sandbox's life and comes with every answer about it, a hundred times in one page of a list.
+_MOST_METADATA_PAIRS = 256
+_MOST_METADATA_BYTES = 64 * 1024
+#: Bytes of `name=value`. The kernel starts no program with a longer one, the NUL at its end included.
+_LONGEST_ENV = 128 * 1024 - 1
+#: Half of what the kernel takes for a program's arguments and variables together, by its own count: of each variable also
+#: the `=`, the NUL and a pointer.
+_MOST_ENV_BYTES = 1024 * 1024
+_BYTES_BESIDE_ENV = 10
 #: Seconds. Listing templates is meant to be cheap.
 _TEMPLATES_PATIENCE = 10.0
 #: What the core has a way to pass on to a backend.
@@ -65,6 +74,7 @@ class Admission:
     async def admit(self, spec: CreateSpec, *, longest_life: int) -> Admitted:
         """``longest_life`` in microseconds. Raises InvalidArgument, CapabilityMissing, Unimplemented or NotFound."""
         _check_request(spec, max_timeout=longest_life)
+        _check_metadata(spec.metadata)
         _check_envs(spec.envs)
         template = await self.template(spec.template)
         for capability in _needed(spec):
@@ -117,6 +127,15 @@ def _check_request(spec: CreateSpec, *, max_timeout: int) -> None:
         raise InvalidArgument("allowPublicTraffic false needs a secured sandbox")
 
 
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > _MOST_METADATA_PAIRS:
+        raise InvalidArgument(f"metadata may have at most {_MOST_METADATA_PAIRS} pairs")
+    if sum(_bytes_of(key) + _bytes_of(value) for key, value in metadata.items()) > _MOST_METADATA_BYTES:
+        raise InvalidArgument(
+            f"metadata may have at most {_MOST_METADATA_BYTES} bytes in all, keys and values together"
+        )
+
+
 def _check_envs(envs: Mapping[str, str]) -> None:
     for name, value in envs.items():
         if not name or "=" in name or "\0" in name:
@@ -125,6 +144,18 @@ def _check_envs(envs: Mapping[str, str]) -> None:
             )
         if "\0" in value:
             raise InvalidArgument("the value of an environment variable must not hold a NUL character")
+    sizes = [_bytes_of(name) + _bytes_of(value) for name, value in envs.items()]
+    if max(sizes, default=0) + len("=") > _LONGEST_ENV:
+        raise InvalidArgument(f"an environment variable (envs) may have at most {_LONGEST_ENV} bytes as name=value")
+    if sum(sizes) + _BYTES_BESIDE_ENV * len(sizes) > _MOST_ENV_BYTES:
+        raise InvalidArgument(
+            f"environment variables (envs) may have at most {_MOST_ENV_BYTES} bytes in all, "
+            f"with {_BYTES_BESIDE_ENV} more counted for each"
+        )
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode())
 
 
 def _needed(spec: CreateSpec) -> list[Capability]:

@@ -115,6 +115,13 @@ class TestCreate:
             ),
             ({"envs": {"A=B": "1"}}, InvalidArgument, "environment variable"),
             ({"envs": {"A": "\0"}}, InvalidArgument, "NUL"),
+            ({"metadata": {str(n): "" for n in range(257)}}, InvalidArgument, "metadata .* 256 pairs"),
+            # Bytes, not characters.
+            ({"metadata": {"a": "é" * 32_768}}, InvalidArgument, "metadata .* 65536 bytes"),
+            ({"metadata": {"k" * 65_537: ""}}, InvalidArgument, "metadata .* 65536 bytes"),
+            ({"envs": {"A": "x" * 131_070}}, InvalidArgument, "envs.* 131071 bytes as name=value"),
+            ({"envs": {f"A{n}": "x" * 131_000 for n in range(9)}}, InvalidArgument, "envs.* 1048576 bytes in all"),
+            ({"envs": {f"A{n}": "" for n in range(100_000)}}, InvalidArgument, "envs.* 1048576 bytes in all"),
         ],
     )
     async def test_bad_request_is_refused_before_anything_is_made(self, core, world, fields, error, text):
@@ -122,6 +129,15 @@ class TestCreate:
             await core.owner.create(**fields)
         assert not world.boxes
         assert not world.destroyed
+
+    async def test_metadata_and_variables_up_to_their_limits_pass(self, core, world):
+        metadata = {f"{n:03}": "é" * 126 + "a" for n in range(256)}
+        assert sum(len((key + value).encode()) for key, value in metadata.items()) == 65_536
+        envs = {"A": "x" * 131_069, **{f"B{n}": "x" * 65_000 for n in range(13)}}
+        made = await core.owner.create(metadata=metadata, envs=envs)
+        assert dict(made.metadata) == metadata
+        (init,) = world.boxes[made.id].agent.inits
+        assert dict(init.envs) == envs
 
     async def test_network_rules_that_ask_for_nothing_count_as_none(self, core):
         for rules in (sandboxes_pb2.NetworkRules(), sandboxes_pb2.NetworkRules(allow_public_traffic=True)):

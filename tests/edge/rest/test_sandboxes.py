@@ -407,3 +407,20 @@ async def test_unknown_paths_are_404_in_json(edge, path):
 async def test_wrong_methods_are_405_in_json(edge, method, path):
     status, error, _ = await edge.rest(method, path)
     assert (status, error["code"]) == (405, 405)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata", {str(n): "" for n in range(257)}),
+        ("metadata", {"a": "x" * 65_536}),
+        ("envVars", {"A": "x" * 131_070}),
+        ("envVars", {f"A{n}": "x" * 131_000 for n in range(9)}),
+    ],
+    ids=["pairs", "bytes", "one-variable", "all-variables"],
+)
+async def test_metadata_and_variables_have_limits(edge, field, value):
+    body = io.BytesIO(json.dumps({"templateID": "base", field: value}).encode())
+    status, error, _ = await edge.rest("POST", "/v2/sandboxes", raw=body)
+    assert (status, error["code"]) == (400, 400)
+    assert "at most" in error["message"]
