@@ -14,9 +14,9 @@ from collections.abc import Mapping
 
 from sandgate_agent.accounts import OwnerNames
 from sandgate_agent.entries import METADATA_PREFIX, Entry, entry_at
-from sandgate_agent.faults import NO_SPACE, file_error
+from sandgate_agent.faults import NO_SPACE, file_error, virtual_file_error
 from sandgate_agent.files import Owner, make_parents
-from sandgate_errors import Internal, InvalidArgument, NoSpace
+from sandgate_errors import Internal, InvalidArgument, NoSpace, SandgateError
 
 __all__ = ["PIECE_SIZE", "Reader", "Writer", "begin_to_write"]
 
@@ -99,7 +99,7 @@ class Reader(_OpenFile):
             try:
                 data = os.pread(self._fd, wanted, self._position)
             except OSError as error:
-                raise file_error(error, self.path) from None
+                raise _content_error(error, self._fd, self.path) from None
             self._position += len(data)
             return data
 
@@ -152,7 +152,7 @@ class Writer(_OpenFile):
             try:
                 self._write(self._fd, data)
             except OSError as error:
-                raise self._error(error) from None
+                raise self._error(error, self._fd) from None
             finally:
                 self._cut(self._fd)
 
@@ -187,14 +187,16 @@ class Writer(_OpenFile):
             os.ftruncate(fd, self._written)
         self._old_size = 0
 
-    def _error(self, error: OSError) -> Exception:
+    def _error(self, error: OSError, fd: int | None = None) -> Exception:
         if error.errno in NO_SPACE:
             return NoSpace(f"attempted to write {self._received} bytes: not enough {_lacking(self.path)} available")
         own: dict[int, Exception] = {
             errno.ENXIO: InvalidArgument(f"path '{self.path}' is not a regular file"),
             errno.ENOTDIR: Internal(f"a parent of path '{self.path}' is not a directory"),
         }
-        return own.get(error.errno or 0) or file_error(error, self.path)
+        if (meant := own.get(error.errno or 0)) is not None:
+            return meant
+        return file_error(error, self.path) if fd is None else _content_error(error, fd, self.path)
 
 
 def begin_to_write(path: str, owner: Owner, content: bytes) -> Writer:
@@ -207,6 +209,13 @@ def begin_to_write(path: str, owner: Owner, content: bytes) -> Writer:
         writer.close()
         raise
     return writer
+
+
+def _content_error(error: OSError, fd: int, path: str) -> SandgateError:
+    """What the kernel refuses on files that it makes up (D12, D31), such as junk for a number, is the caller's mistake."""
+    # Such a file system has no blocks, and so no disk that could be broken.
+    virtual = os.fstatvfs(fd).f_blocks == 0
+    return virtual_file_error(error, path) if virtual else file_error(error, path)
 
 
 def _lacking(path: str) -> str:

@@ -17,7 +17,7 @@ from sandgate_errors import (
     SandgateError,
 )
 
-__all__ = ["NO_SPACE", "file_error", "missing"]
+__all__ = ["NO_SPACE", "file_error", "missing", "virtual_file_error"]
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -27,6 +27,7 @@ _KINDS: dict[int, tuple[type[SandgateError], str]] = {
     errno.ENOTDIR: (NotFound, "path '{path}' does not exist"),
     errno.EEXIST: (AlreadyExists, "path '{path}' already exists"),
     errno.EISDIR: (InvalidArgument, "path '{path}' is a directory"),
+    errno.EINVAL: (InvalidArgument, "the system does not accept this for path '{path}'"),
     errno.ENAMETOOLONG: (InvalidArgument, "path '{path}' is too long"),
     errno.ELOOP: (FailedPrecondition, "path '{path}' is a loop of links"),
     errno.EBUSY: (FailedPrecondition, "path '{path}' is in use by the system"),
@@ -48,6 +49,14 @@ def file_error(error: OSError, path: str, *, overrides: dict[int, SandgateError]
         return overrides[number]
     kind, text = _KINDS.get(number, (Internal, "path '{path}': {reason}"))
     return kind(text.format(path=path, reason=os.strerror(number) if number else "failed"))
+
+
+def virtual_file_error(error: OSError, path: str) -> SandgateError:
+    """The same for content that the kernel makes or takes itself: there every number is its refusal, no broken disk."""
+    number = error.errno or 0
+    if number in _KINDS:
+        return file_error(error, path)
+    return InvalidArgument(f"the system does not accept this for path '{path}': {os.strerror(number)}")
 
 
 def missing(path: str) -> NotFound:

@@ -81,6 +81,20 @@ async def test_virtual_files_are_read_to_their_end(agent: Agent) -> None:
     assert (await agent.read("/proc/cpuinfo")).startswith(b"processor")
 
 
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/self/clear_refs"])
+async def test_virtual_file_that_has_nothing_to_read_is_the_callers_mistake(agent: Agent, path: str) -> None:
+    """EIO and EINVAL of the kernel are no fault of the agent."""
+    async with code_of(INVALID, f"the system does not accept this for path '{path}'"):
+        await agent.read(path)
+
+
+async def test_virtual_file_that_refuses_what_is_written_is_the_callers_mistake(agent: Agent) -> None:
+    """D31: EINVAL for what is no number, EIO for an address where nothing is."""
+    for path in ("/proc/self/oom_score_adj", "/proc/self/clear_refs", "/proc/self/mem"):
+        async with code_of(INVALID, f"the system does not accept this for path '{path}'"):
+            await agent.write(path, b"junk")
+
+
 async def test_file_that_grows_is_read_to_where_it_ended(agent: Agent) -> None:
     async with agent.running("/bin/sh", "-c", "exec cat /dev/zero > grows", cwd="~"):
         await eventually(lambda: (agent.home / "grows").exists() and (agent.home / "grows").stat().st_size > 1_000_000)
