@@ -6,13 +6,18 @@ import asyncio
 import os
 import socket
 import stat
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from sandgate_agent.accounts import Accounts, OwnerNames
+from sandgate_agent.files import list_directory
+from sandgate_agent.services.filesystem import in_thread
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
 from sandgate_testing.agent_process import Agent, code_of
 
@@ -165,6 +170,32 @@ async def test_listing_is_in_pre_order_by_bytes(agent: Agent) -> None:
     assert await names(2) == [".hidden", "Z", "a", "a/b", "a/c", "a-b", "a.txt", "ü"]
     assert await names(99) == [".hidden", "Z", "a", "a/b", "a/c", "a/c/e", "a-b", "a.txt", "ü"]
     assert await names(4_000_000_000) == await names(3)
+
+
+def test_listing_whose_caller_has_gone_stops_at_the_next_directory(tmp_path: Path) -> None:
+    """Its thread cannot be cancelled; one that walks on would keep the others waiting."""
+    (tmp_path / "/".join("d" * 100)).mkdir(parents=True)
+    accounts = Accounts("same", {"user": str(tmp_path)})
+    names = OwnerNames(accounts, accounts.find("user"))
+    answers = iter([False] * 5 + [True])
+    assert len(list_directory(str(tmp_path), 1000, names, cancelled=lambda: next(answers))) == 5
+
+
+async def test_cancelled_listing_tells_its_thread() -> None:
+    begun, stopped = threading.Event(), threading.Event()
+
+    def walk(cancelled: Callable[[], bool]) -> None:
+        begun.set()
+        while not cancelled():
+            time.sleep(0.001)
+        stopped.set()
+
+    walking = asyncio.create_task(in_thread(walk))
+    assert await asyncio.to_thread(begun.wait, 20)
+    walking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await walking
+    assert await asyncio.to_thread(stopped.wait, 20)
 
 
 async def test_listing_follows_a_link_at_its_root_only(agent: Agent) -> None:

@@ -18,7 +18,7 @@ from sandgate_agent.watch import Event, Watch, Watchers, open_watch
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
 from sandgate_errors import DeadlineExceeded, InvalidArgument
 
-__all__ = ["FilesystemService", "entry_info", "timestamp"]
+__all__ = ["FilesystemService", "entry_info", "in_thread", "timestamp"]
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class FilesystemService:
                 fill(response.entries.add(), entry)
             return response
 
-        return await _in_thread(work)
+        return await in_thread(work)
 
     async def remove(self, request: pb.RemoveRequest, call: Call) -> pb.RemoveResponse:
         account = self._sandbox.acting(call.acting_user)
@@ -156,7 +156,7 @@ def _event_message(event: Event) -> pb.FilesystemEvent:
     return pb.FilesystemEvent(name=event.name, type=event.kind, entry=entry)  # type: ignore[arg-type]
 
 
-async def _in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
+async def in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
     """Long work that stops by itself when its caller has gone: a thread cannot be cancelled."""
     gone = False
     try:
