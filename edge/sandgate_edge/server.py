@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.streams import StreamReader
 from yarl import URL
 
 from sandgate_edge.responses import bad_request, http_error
@@ -23,6 +24,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # Proxies in front keep their idle connections for up to 600 s; the side that sends requests must close first (W12).
 _KEEPALIVE_SECONDS = 630.0
+# From a connection's begin, or a later request's first byte, to the end of the request's headers. A client sends them in
+# one go; without a limit anybody could hold descriptors with half a line each, for as long as an idle connection.
+_HEAD_SECONDS = 30.0
 # What remains of a refused body is read for so long: a client that still sends would see a reset, not the answer.
 _LINGER_SECONDS = 10.0
 # At the end: what a unary call or a transfer may still take before it is cut off.
@@ -64,7 +68,7 @@ class Server:
 class _Connection(web.RequestHandler):
     """One connection, with this edge's limits and its own words for what is not HTTP."""
 
-    __slots__ = ()
+    __slots__ = ("_head_timer", "_heads_before", "_last_body")
 
     def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -78,6 +82,48 @@ class _Connection(web.RequestHandler):
             auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # documented, and missing in its type
         )
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._heads_before = 0
+        self._last_body: StreamReader | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # Else the bytes are of a body, which may take its time. A next head that begins in the same packet as the end of
+        # a request is timed from its second packet; until then the connection counts as idle, which anybody may be.
+        begins_head = self._last_body is None or self._last_body.is_eof()
+        heads = self._request_count
+        super().data_received(data)
+        if self._request_count > heads:
+            self._stop_head_timer()
+            self._last_body = self._messages[-1][1]
+        elif begins_head and data and self._head_timer is None:
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._heads_before = self._request_count
+        self._head_timer = self._loop.call_later(_HEAD_SECONDS, self._end_without_head)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_without_head(self) -> None:
+        self._head_timer = None
+        if self._request_count > self._heads_before:
+            return  # it came by another way: bytes behind a request that asks for an upgrade are kept and read later
+        if self._waiter is None or self._waiter.done():
+            self._await_head()  # a request before it is still being answered
+            return
+        _log.info("request headers did not come in time")
+        self.force_close()
 
     def handle_error(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 import structlog
@@ -197,3 +198,85 @@ async def test_ready_is_a_question_to_the_core_and_health_is_not(edge):
     assert (reply.status, reply.body) == (503, b'{"status": "not ready"}')
     assert (await edge.ask("/health", method="GET", sandbox=None)).status == 200
     assert (await edge.ask("/ready", method="GET")).status == 404
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEALTHY = b'{"status": "ok"}'
+
+
+@pytest.fixture
+def short_patience(monkeypatch):
+    monkeypatch.setattr("sandgate_edge.server._HEAD_SECONDS", 0.3)
+
+
+@pytest.mark.parametrize(("before", "part"), [(0, b""), (0, HEAD[:14]), (0, HEAD[:-2]), (2, HEAD[:1]), (2, HEAD[:-2])])
+@pytest.mark.usefixtures("short_patience")
+async def test_connection_whose_request_stays_unfinished_is_closed(edge, part, before):
+    """Also behind requests that were answered."""
+    reader, writer = await asyncio.open_connection(*edge.address)
+    async with asyncio.timeout(20):
+        for _ in range(before):
+            writer.write(HEAD)
+            await reader.readuntil(HEALTHY)
+        writer.write(part)
+        assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_request_that_trickles_in_gains_no_time(edge):
+    reader, writer = await asyncio.open_connection(*edge.address)
+
+    async def trickle():
+        while True:
+            for byte in b"GET /" + b"x" * 8000:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.05)
+
+    trickling = asyncio.create_task(trickle())
+    async with asyncio.timeout(20):
+        # Bytes that cross the close are answered with a reset.
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    trickling.cancel()
+    writer.close()
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_connection_between_requests_is_kept(edge):
+    """W12."""
+    reader, writer = await asyncio.open_connection(*edge.address)
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            for piece in (HEAD[:5], HEAD[5:]):
+                writer.write(piece)
+                await asyncio.sleep(0.05)
+            await reader.readuntil(HEALTHY)
+            await asyncio.sleep(0.5)
+    writer.close()
+
+
+@pytest.mark.usefixtures("short_patience")
+async def test_bodies_and_answers_have_no_deadline(edge):
+    """W12; and the request behind them is in time while they last."""
+
+    async def slow(_request, _context):
+        await asyncio.sleep(0.8)
+        return filesystem_pb2.StatResponse()
+
+    edge.agent.on["Stat"] = slow
+    reader, writer = await asyncio.open_connection(*edge.address)
+    body = b'{"path":"/x"}'
+    head = f"POST {STAT} HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: iopen\r\nE2b-Sandbox-Port: 49983\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        for byte in body:
+            await asyncio.sleep(0.05)
+            writer.write(bytes([byte]))
+        writer.write(HEAD[:9])
+        await asyncio.sleep(0.05)
+        writer.write(HEAD[9:12])
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.write(HEAD[12:])
+        await reader.readuntil(HEALTHY)
+    writer.close()
