@@ -13,7 +13,8 @@ import ipaddress
 import re
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc
@@ -35,10 +36,13 @@ from sandgate_errors import (
 
 __all__ = [
     "AGENT_PORT",
+    "FIRST_MESSAGE_SECONDS",
+    "REPLY_SECONDS",
     "Access",
     "PortClosed",
     "SandboxGone",
     "admit",
+    "answering",
     "check_access_token",
     "cut",
     "locate",
@@ -52,6 +56,11 @@ __all__ = [
 Access: TypeAlias = Callable[[Located], None]
 
 AGENT_PORT = 49983
+#: Until the first message of a stream or a file. The agent sends it as soon as it has begun (T9); one that is stopped, by
+#: root in its sandbox, sends none, and its connection looks well.
+FIRST_MESSAGE_SECONDS = 30.0
+#: Until the reply of a unary call whose client set no limit: to list or remove a huge tree takes a while.
+REPLY_SECONDS = 120.0
 _ID_HEADER = "E2b-Sandbox-Id"
 _PORT_HEADER = "E2b-Sandbox-Port"
 _TOKEN_HEADER = "X-Access-Token"  # noqa: S105 - the name of a header
@@ -161,6 +170,22 @@ async def lost(request: web.Request, located: Located, error: grpc.aio.AioRpcErr
     """
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return error_of(error)
+    return await _out_of_reach(request, located)
+
+
+@asynccontextmanager
+async def answering(request: web.Request, located: Located, *, within: float | None) -> AsyncIterator[None]:
+    """Around the wait for an agent's answer: raises PortClosed or SandboxGone when it does not come in time."""
+    try:
+        async with asyncio.timeout(within) as bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise await _out_of_reach(request, located) from None
+
+
+async def _out_of_reach(request: web.Request, located: Located) -> SandgateError:
     try:
         found = await request.app[CORE].locate(located.sandbox.id, request_id=request[REQUEST_ID], agent_lost=True)
         if not found.awake:

@@ -307,3 +307,47 @@ async def test_stopping_edge_resets_streams_at_once(edge):
     with pytest.raises(ConnectionResetError):
         await reader.read()
     writer.close()
+
+
+@pytest.mark.parametrize("limit", [{}, {"connect_timeout_ms": "60000"}])
+async def test_agent_that_sends_no_first_event_is_given_up(edge, monkeypatch, limit):
+    """R5, T9: one that root has stopped inside its sandbox keeps no time limit either."""
+
+    async def silent(_request, _context):
+        await asyncio.Event().wait()
+        yield STARTED
+
+    monkeypatch.setattr("sandgate_edge.routing.FIRST_MESSAGE_SECONDS", 0.2)
+    for method in ("/process.Process/Start", "/process.Process/Connect", "/filesystem.Filesystem/WatchDir"):
+        edge.agent.on[method.rsplit("/", 1)[1]] = silent
+        edge.agent.ended.clear()
+        reply = await edge.stream(method, raw_http.envelope(b"{}"), **limit)
+        assert (reply.status, reply.end_error["code"]) == (200, "unavailable")
+        assert reply.end_error["message"] == "The sandbox is running but port is not open"
+        await asyncio.wait_for(edge.agent.ended.wait(), 20)
+
+
+async def test_silent_agent_of_a_sandbox_that_ended_is_told_as_gone(edge, monkeypatch):
+    """R4: a call that was under way when its sandbox was paused or killed."""
+
+    async def silent(_request, _context):
+        edge.core.sandboxes.clear()
+        await asyncio.Event().wait()
+        yield STARTED
+
+    monkeypatch.setattr("sandgate_edge.routing.FIRST_MESSAGE_SECONDS", 0.2)
+    edge.agent.on["Start"] = silent
+    reply = await edge.stream(START, REQUEST)
+    assert (reply.status, reply.json()["message"]) == (502, "The sandbox was not found")
+
+
+async def test_event_after_the_first_may_take_its_time(edge, monkeypatch):
+    async def late(_request, _context):
+        yield STARTED
+        await asyncio.sleep(1)
+        yield response(end=Event.EndEvent(exited=True, status="exit status 0"))
+
+    monkeypatch.setattr("sandgate_edge.routing.FIRST_MESSAGE_SECONDS", 0.5)
+    edge.agent.on["Start"] = late
+    reply = await edge.stream(START, REQUEST)
+    assert reply.body.endswith(b"\2\0\0\0\2{}")

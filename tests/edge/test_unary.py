@@ -267,3 +267,26 @@ async def test_malformed_message_is_invalid_argument(edge):
     for body in (b"", b"{", b"[]", b'{"path":1}'):
         reply = await edge.unary(STAT, body)
         assert (reply.status, reply.json()["code"]) == (400, "invalid_argument")
+
+
+async def test_agent_that_does_not_reply_is_given_up(edge, monkeypatch):
+    """R5: one that root has stopped inside its sandbox holds its connection open, and answers nothing on it."""
+
+    async def silent(_request, _context):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("sandgate_edge.routing.REPLY_SECONDS", 0.2)
+    edge.agent.on["Stat"] = silent
+    reply = await edge.unary(STAT)
+    assert (reply.status, reply.json()["port"]) == (502, 49983)
+    await asyncio.wait_for(edge.agent.ended.wait(), 20)
+
+
+async def test_limit_of_the_client_replaces_the_gateways_patience(edge, monkeypatch):
+    async def slow(request, context):
+        await asyncio.sleep(0.5)
+        return await stat(request, context)
+
+    monkeypatch.setattr("sandgate_edge.routing.REPLY_SECONDS", 0.01)
+    edge.agent.on["Stat"] = slow
+    assert (await edge.unary(STAT, connect_timeout_ms="20000")).status == 200

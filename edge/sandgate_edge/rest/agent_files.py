@@ -17,10 +17,10 @@ from aiohttp import web
 
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2
+from sandgate_edge import routing
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, REQUEST_ID
 from sandgate_edge.rest.call_status import CallStatus
-from sandgate_edge.routing import cut, lost
 from sandgate_errors import Internal, NotFound, SandgateError
 
 __all__ = ["PIECE", "AgentFiles", "Reading", "Writing"]
@@ -43,7 +43,8 @@ class AgentFiles:
         call = self.request.app[AGENTS].agent(self.located).ReadFile(message, metadata=self._metadata())
         try:
             try:
-                first = await call.read()
+                async with routing.answering(self.request, self.located, within=routing.FIRST_MESSAGE_SECONDS):
+                    first = await call.read()
             except grpc.aio.AioRpcError as error:
                 raise await self.error(error) from error
             if not isinstance(first, agent_pb2.ReadFileResponse) or first.WhichOneof("part") != "header":
@@ -70,7 +71,8 @@ class AgentFiles:
         """Where a path leads, if there is anything."""
         stub = self.request.app[AGENTS].filesystem(self.located)
         try:
-            answer = await stub.Stat(filesystem_pb2.StatRequest(path=path), metadata=self._metadata())
+            async with routing.answering(self.request, self.located, within=routing.REPLY_SECONDS):
+                answer = await stub.Stat(filesystem_pb2.StatRequest(path=path), metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             failure = await self.error(error)
             if isinstance(failure, NotFound) and error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -80,7 +82,7 @@ class AgentFiles:
 
     async def error(self, error: grpc.aio.AioRpcError) -> SandgateError:
         """What to tell the client; the answer must not have begun."""
-        return await lost(self.request, self.located, error)
+        return await routing.lost(self.request, self.located, error)
 
     def cut(self, error: Exception | None = None) -> None:
         """Reset the connection in the middle of an answer: an orderly end would pass a part off as the whole file.
@@ -89,7 +91,7 @@ class AgentFiles:
         """
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
             self.request.app[AGENTS].forget(self.located)
-        cut(self.request)
+        routing.cut(self.request)
 
     def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         agents = self.request.app[AGENTS]

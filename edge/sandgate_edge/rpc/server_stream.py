@@ -32,11 +32,14 @@ async def server_stream(request: web.Request, method: Method) -> web.StreamRespo
     async with answer.ending(located):
         call = await _begin(request, method, codec=codec, located=located)
         try:
-            while isinstance(message := await call.read(), Message):
+            async with routing.answering(request, located, within=routing.FIRST_MESSAGE_SECONDS):
+                message = await call.read()
+            while isinstance(message, Message):
                 if _is_last(message):
                     answer.hold(message)
                     break
                 await answer.send(message)
+                message = await call.read()
         finally:
             call.cancel()
     return answer.response

@@ -43,7 +43,8 @@ async def _reply(request: web.Request, method: Method, *, codec: Codec, located:
     metadata = agents.metadata(located, request_id=request[REQUEST_ID], acting_user=user)
     call = method.begin(agents, located)
     try:
-        reply: Message = await call(message, metadata=metadata, timeout=None if limit is None else limit / 1000)
+        async with routing.answering(request, located, within=routing.REPLY_SECONDS if limit is None else None):
+            reply: Message = await call(message, metadata=metadata, timeout=None if limit is None else limit / 1000)
     except grpc.aio.AioRpcError as error:
         raise await routing.lost(request, located, error) from error
     if method.check_reply is not None:
