@@ -10,7 +10,7 @@ from typing import Any
 import click
 from google.protobuf.duration_pb2 import Duration
 
-from sandgate.core_client import connected
+from sandgate.core_client import Core, connected
 from sandgate.logs import printable
 from sandgate.tables import show_table, when
 from sandgate_api.core.v1 import sandboxes_pb2
@@ -56,10 +56,9 @@ def create(
 def show_all(state_dir: Path, *, as_json: bool) -> None:
     """Print every sandbox that exists."""
     with connected(state_dir) as core:
-        request = sandboxes_pb2.ListRequest(all=True)
-        reply = core.ask(core.sandboxes.List, request)
+        boxes = _all(core)
     if as_json:
-        click.echo(json.dumps([_record(sandbox) for sandbox in reply.sandboxes], indent=2, ensure_ascii=False))
+        click.echo(json.dumps([_record(sandbox) for sandbox in boxes], indent=2, ensure_ascii=False))
         return
     rows = [
         (
@@ -71,9 +70,21 @@ def show_all(state_dir: Path, *, as_json: bool) -> None:
             when(box.end_at),
             _pairs(box),
         )
-        for box in reply.sandboxes
+        for box in boxes
     ]
     show_table(("ID", "STATE", "TEMPLATE", "BACKEND", "STARTED", "ENDS", "METADATA"), rows, nothing="no sandboxes")
+
+
+def _all(core: Core) -> list[sandboxes_pb2.Sandbox]:
+    """Page by page: in one piece they may be more than a message holds."""
+    boxes: list[sandboxes_pb2.Sandbox] = []
+    request = sandboxes_pb2.ListRequest()
+    while True:
+        reply = core.ask(core.sandboxes.List, request)
+        boxes += reply.sandboxes
+        if not reply.next_page_token:
+            return boxes
+        request = sandboxes_pb2.ListRequest(page_token=reply.next_page_token)
 
 
 def show(state_dir: Path, sandbox_id: str, *, as_json: bool) -> None:

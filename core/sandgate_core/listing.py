@@ -3,6 +3,9 @@
 Newest first, equal times by id; ascending is the exact reverse. A page token names the last entry of a page and the
 direction, not a number of entries, so a sandbox that ends between two pages shifts nothing: none comes twice, none is
 missed.
+
+An answer is one message, so it has a size too: a page also ends where its sandboxes would fill more than a gRPC client takes
+that sets nothing, and a list in one piece is refused when it would be larger than any message here.
 """
 
 from __future__ import annotations
@@ -15,11 +18,18 @@ from dataclasses import dataclass, field
 
 from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
-from sandgate_errors import InvalidArgument
+from sandgate_errors import InvalidArgument, ResourceExhausted
 
 __all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "shown_state"]
 
 LARGEST_PAGE = 100
+#: Bytes. gRPC clients take messages of 4 MiB unless told otherwise.
+_LARGEST_PAGE_BYTES = 3 * 1024 * 1024
+#: Bytes. The server sends messages of 64 MiB.
+_LARGEST_LIST_BYTES = 48 * 1024 * 1024
+#: Bytes that a sandbox fills in a message at most beside its texts, and a text beside its characters.
+_BYTES_BESIDE_TEXTS = 1024
+_BYTES_BESIDE_TEXT = 16
 _POSITION = re.compile(r"1([ad])(-?[0-9]{1,19})\.([a-z0-9]{1,64})")
 
 
@@ -63,7 +73,10 @@ def shown_state(state: State) -> State:
 
 
 def page_of(records: Iterable[SandboxRecord], query: Query) -> Page:
-    """The page of ``records`` (all that the caller may see). Raises InvalidArgument for a token that is not ours."""
+    """The page of ``records`` (all that the caller may see).
+
+    Raises InvalidArgument for a token that is not ours, ResourceExhausted for a list that is too large for one piece.
+    """
     after = _position_of(query)
     found = sorted((record for record in records if _matches(record, query)), key=_place)
     if query.ascending:
@@ -71,10 +84,41 @@ def page_of(records: Iterable[SandboxRecord], query: Query) -> Page:
     running = sum(shown_state(record.state) is State.RUNNING for record in found)
     if after is not None:
         found = [record for record in found if (_place(record) < after if query.ascending else _place(record) > after)]
-    size = len(found) if query.page_size is None else query.page_size
-    page = found[:size]
+    page = _whole(found) if query.page_size is None else _first_of(found, query.page_size)
     more = len(found) > len(page)
     return Page(records=page, next_token=_token_of(page[-1], query) if more else "", total_running=running)
+
+
+def _whole(found: list[SandboxRecord]) -> list[SandboxRecord]:
+    if sum(map(_bytes_of, found)) > _LARGEST_LIST_BYTES:
+        raise ResourceExhausted(
+            f"{len(found)} sandboxes are too many for a list in one piece: use the one in pages, GET /v2/sandboxes",
+            should_retry=False,
+        )
+    return found
+
+
+def _first_of(found: list[SandboxRecord], size: int) -> list[SandboxRecord]:
+    """At most ``size``, and one at least where there is one: else nobody would come past it."""
+    page: list[SandboxRecord] = []
+    room = _LARGEST_PAGE_BYTES
+    for record in found[:size]:
+        room -= _bytes_of(record)
+        if room < 0 and page:
+            break
+        page.append(record)
+    return page
+
+
+def _bytes_of(record: SandboxRecord) -> int:
+    """An upper bound of what a record fills in a message."""
+    texts = [record.template_id, record.alias, record.backend]
+    for pair in record.metadata.items():
+        texts += pair
+    if record.network is not None:
+        rules = record.network
+        texts += [*rules.allow_out, *rules.deny_out, rules.mask_request_host]
+    return _BYTES_BESIDE_TEXTS + sum(len(text.encode()) + _BYTES_BESIDE_TEXT for text in texts)
 
 
 def _place(record: SandboxRecord) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.listing import Query, page_of
 from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
-from sandgate_errors import InvalidArgument
+from sandgate_errors import InvalidArgument, ResourceExhausted
 from sandgate_plugin_api import Resources
 
 NOBODY_KNOWS = (State.CREATING, State.KILLING, State.KILLED, State.FAILED)
@@ -120,6 +120,37 @@ def test_metadata_filter_matches_exactly_when_every_pair_does(metadata, data):
     wanted = data.draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
     matches = bool(page_of([record(1, metadata=metadata)], Query(metadata=wanted)).records)
     assert matches == (wanted.items() <= metadata.items())
+
+
+def test_page_ends_before_its_message_is_larger_than_clients_take():
+    found = [record(n, started=n, metadata={f"{k}": "é" * 250_000 for k in range(2)}) for n in range(10)]
+    assert [len(page) for page in walk(found, page_size=100)] == [3, 3, 3, 1]
+
+
+def test_sandbox_that_is_larger_than_a_page_is_a_page_of_its_own():
+    found = [record(n, started=n, metadata={"a": "x" * 5_000_000}) for n in range(3)]
+    assert [len(page) for page in walk(found, page_size=100)] == [1, 1, 1]
+
+
+def test_list_in_one_piece_that_fits_no_message_is_refused():
+    found = [record(n, metadata={"a": "x" * 5_000_000}) for n in range(11)]
+    with pytest.raises(ResourceExhausted, match="/v2/sandboxes"):
+        page_of(found, Query(page_size=None))
+    assert len(page_of(found[:10], Query(page_size=None)).records) == 10
+
+
+async def test_sandboxes_of_the_largest_size_are_listed_to_a_client_with_usual_limits(core):
+    owner = core.owner
+    metadata = {f"{n:03}": "x" * 253 for n in range(256)}
+    made = [await owner.create(metadata=metadata) for _ in range(60)]
+    seen, token = [], ""
+    while True:
+        page = await owner.call("List", page_token=token)
+        seen += [sandbox.id for sandbox in page.sandboxes]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == [sandbox.id for sandbox in reversed(made)]
 
 
 async def test_list_answers_filters_and_pages(core):

@@ -172,7 +172,7 @@ async def test_sandbox_that_cannot_be_judged_keeps_the_others_served(deployment,
         with pytest.raises(Internal, match="reference"):
             await core.internal.call("Locate", id=odd.id)
         monkeypatch.setattr(backend, "locate", locate)
-        assert (await core.internal.call("Locate", id=odd.id)).sandbox == odd
+        assert (await core.internal.call("Locate", id=odd.id)).sandbox.id == odd.id
 
 
 async def test_failing_survey_stops_the_start_with_its_reason(deployment, backend, monkeypatch):

@@ -62,6 +62,8 @@ class TestCreate:
         assert (init.sandbox_id, init.template_id, dict(init.envs)) == (made.id, "base", {"X": "1"})
         # C3: usable when the reply comes; C23: in the list as well.
         located = await core.internal.call("Locate", id=made.id)
+        # Asked before every request, so it carries nothing that a client can make large.
+        assert located.sandbox == sandboxes_pb2.Sandbox(id=made.id, state=made.state, access_token=made.access_token)
         assert located.agent.target == world.boxes[made.id].placement.agent.target
         assert await core.owner.ids() == [made.id]
 
@@ -551,7 +553,7 @@ class TestLost:
 
     async def test_sandbox_that_is_there_is_answered_as_before(self, core):
         made = await core.owner.create()
-        assert (await core.internal.call("Locate", id=made.id, agent_lost=True)).sandbox == made
+        assert (await core.internal.call("Locate", id=made.id, agent_lost=True)).sandbox.id == made.id
 
 
 async def test_history_keeps_the_last_hundred_changes(deployment):

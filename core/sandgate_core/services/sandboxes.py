@@ -126,7 +126,10 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             request.id, caller, agent_lost=request.agent_lost, wake=request.wake
         )
         return sandboxes_pb2.LocateResponse(
-            sandbox=self._message_of(record),
+            # Asked before every request of the data plane: no more than that needs, and nothing that a client can make large.
+            sandbox=sandboxes_pb2.Sandbox(
+                id=record.id, state=_STATE_OF[shown_state(record.state)], access_token=self._access_token_of(record)
+            ),
             agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
         )
 
@@ -167,10 +170,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             allow_internet_access=record.allow_internet_access,
             network=None if record.network is None else _message_of_rules(record.network),
             envd_version=self._envd_version,
-            access_token=self._tokens.token_of(record.id, version=record.token_version) if record.secure else "",
+            access_token=self._access_token_of(record),
             pause_mode=_MODE_OF[record.pause_mode],
             agent_unresponsive_at_pause=record.agent_unresponsive,
         )
+
+    def _access_token_of(self, record: SandboxRecord) -> str:
+        return self._tokens.token_of(record.id, version=record.token_version) if record.secure else ""
 
 
 def _on_cancellation(act: Callable[[], None]) -> None:

@@ -417,13 +417,13 @@ class ListRequest(google.protobuf.message.Message):
     TEMPLATE_FIELD_NUMBER: builtins.int
     ALL_FIELD_NUMBER: builtins.int
     page_size: builtins.int
-    """0: 100. More than 100 counts as 100."""
+    """0: 100. More than 100 counts as 100. A page may have fewer, so that it stays below 4 MiB."""
     page_token: builtins.str
     order: Global___Order.ValueType
     template: builtins.str
     """Template id or name; unknown: an empty list."""
     all: builtins.bool
-    """Not paged, for the old list route."""
+    """Not paged, for the old list route. RESOURCE_EXHAUSTED when it would not fit into one message."""
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Every pair must match exactly."""
@@ -902,7 +902,9 @@ class LocateResponse(google.protobuf.message.Message):
     SANDBOX_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
     @property
-    def sandbox(self) -> Global___Sandbox: ...
+    def sandbox(self) -> Global___Sandbox:
+        """With `id`, `state` and `access_token` alone."""
+
     @property
     def agent(self) -> Global___AgentAddress:
         """Absent: the sandbox is paused and may be woken, by the same question with `wake`."""
