@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.streams import StreamReader
 from yarl import URL
 
@@ -140,7 +141,7 @@ class _Connection(web.RequestHandler):
         else:
             # Not the parser's own text: it quotes the bytes, and they may be a secret sent to the wrong port.
             _log.info("request is not HTTP", status=status, reason=type(exc).__name__)
-        response = bad_request(status)
+        response = bad_request(_status_of(exc) or status)
         response.force_close()
         return response
 
@@ -148,6 +149,16 @@ class _Connection(web.RequestHandler):
         """Called by the loop that reads requests, also when the rest of a body it was to skip turns out broken."""
         if not isinstance(exc_info, web.RequestPayloadError):
             _log.error("connection failed", reason=" ".join(map(str, args)), exc_info=exc_info)
+
+
+def _status_of(error: BaseException | None) -> int | None:
+    """Of HTTP that is valid and exceeds this edge's limits (RFC 9110 section 15.5.15, RFC 6585 section 5); else None."""
+    if isinstance(error, LineTooLong):
+        # The parser tells only which limit it was.
+        return 414 if error.args[1] == _MAX_LINE_BYTES else 431
+    if isinstance(error, BadHttpMessage) and error.message == "Too many headers received":
+        return 431
+    return None
 
 
 def _answer_in_json(server: web.Server) -> None:

@@ -117,7 +117,12 @@ async def test_bytes_that_are_no_http_are_answered_in_json(edge, data):
 @pytest.mark.parametrize("headers", [{"X-Long": "x" * 20_000}, {f"X-{n}": "x" for n in range(300)}])
 async def test_headers_have_a_limit(edge, headers):
     reply = await edge.ask("/health", method="GET", headers=headers)
-    assert (reply.status, reply.json()["code"]) == (400, 400)
+    assert (reply.status, reply.json()["code"]) == (431, 431)
+
+
+async def test_request_line_has_a_limit(edge):
+    reply = await edge.ask("/health?" + "x" * 20_000, method="GET")
+    assert (reply.status, reply.json()["code"]) == (414, 414)
 
 
 async def test_long_path_of_a_file_fits_in_the_request_line(edge):
@@ -239,6 +244,7 @@ async def test_request_that_trickles_in_gains_no_time(edge):
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
     trickling.cancel()
+    await asyncio.gather(trickling, return_exceptions=True)
     writer.close()
 
 
