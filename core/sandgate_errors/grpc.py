@@ -61,10 +61,11 @@ _KINDS: dict[grpc.StatusCode, type[SandgateError]] = {
     **{code: cls for cls, code in _CODES.items()},
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
 }
-# Classes that share their parent's code travel by name. Unavailable does too, so that a caller can tell it from the
-# UNAVAILABLE that gRPC itself makes of a broken connection.
+# Classes that share their parent's code travel by name. So do two whose codes gRPC itself uses, for a broken connection and
+# for a message that is too large: a caller can tell those by their lack of a name.
 _REASONS: dict[str, type[SandgateError]] = {
     "unavailable": Unavailable,
+    "resource_exhausted": ResourceExhausted,
     "capability_missing": CapabilityMissing,
     "request_mismatch": RequestMismatch,
     "sandbox_not_found": SandboxNotFound,

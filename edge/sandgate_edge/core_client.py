@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
@@ -24,7 +25,7 @@ from sandgate_api.core.v1 import (
     teams_pb2,
     teams_pb2_grpc,
 )
-from sandgate_errors import SandgateError, Unauthenticated, Unavailable
+from sandgate_errors import Internal, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import from_status
 
 __all__ = ["MAX_METADATA_BYTES", "Admin", "CoreClient", "Located"]
@@ -54,6 +55,9 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,15 +243,24 @@ class CoreClient:
 
 
 def _is_of_transport(error: grpc.aio.AioRpcError) -> bool:
-    """Whether gRPC itself made the error: what the core raises as UNAVAILABLE carries a reason."""
-    trailers = error.trailing_metadata() or ()
-    return error.code() is grpc.StatusCode.UNAVAILABLE and all(key != "error-reason" for key, _ in trailers)
+    return error.code() is grpc.StatusCode.UNAVAILABLE and _is_of_grpc(error)
+
+
+def _is_of_grpc(error: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself made the error: what the core raises with a code that gRPC uses too carries a reason."""
+    return all(key != "error-reason" for key, _ in error.trailing_metadata() or ())
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> SandgateError:
     if _is_of_transport(error):
         # Its text names sockets and paths of the gateway's machine.
         return _no_answer()
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _is_of_grpc(error):
+        # No quota of the caller's, and waiting would not help: a message is larger than one of the two sides takes.
+        _log.error("a message to or from the core was too large", details=error.details())
+        return Internal(
+            "the gateway's core could not take the request or give the answer: too large", should_retry=False
+        )
     return from_status(error.code(), error.details() or "", error.trailing_metadata())
 
 

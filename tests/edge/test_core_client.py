@@ -12,7 +12,7 @@ import pytest
 
 from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_edge.core_client import CoreClient
-from sandgate_errors import Conflict, SandgateError, Unauthenticated, Unavailable
+from sandgate_errors import Conflict, Internal, ResourceExhausted, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import status_of, trailers_of
 
 
@@ -125,6 +125,25 @@ async def test_what_the_core_itself_calls_unavailable_is_its_answer(client, core
     with pytest.raises(Unavailable, match="no capacity"):
         await client.get("i1", api_key="k", request_id="r")
     assert len(core.calls) == 1
+
+
+async def test_limit_of_the_core_is_told_from_one_of_the_transport(client, core):
+    core.failures = [ResourceExhausted("the team may run 2 sandboxes", limit=2)]
+    with pytest.raises(ResourceExhausted, match="may run 2") as caught:
+        await client.kill("i1", api_key="k", request_id="r")
+    assert caught.value.limit == 2
+    for call in (client.get, client.kill):
+        core.failures = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        with pytest.raises(Internal, match="too large") as fault:
+            await call("i1", api_key="k", request_id="r")
+        assert "secret" not in fault.value.message
+        assert fault.value.should_retry is False
+
+
+async def test_message_that_is_larger_than_the_core_takes_is_a_fault_of_the_gateway(client):
+    request = sandboxes_pb2.CreateRequest(metadata={"a": "x" * 5_000_000})
+    with pytest.raises(Internal, match="too large"):
+        await client.create(request, api_key="k", request_id="r")
 
 
 async def test_sandbox_without_an_address_is_asleep(client):
