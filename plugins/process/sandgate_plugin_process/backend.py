@@ -336,11 +336,12 @@ class ProcessBackend(Backend):
         return self._start(box, record)
 
     def _start(self, box: Box, record: Record) -> Started:
-        group = _group_for(record)
+        isolation = self._isolations[record.isolation]
+        group = _group_for(record) if isolation.starts_in_group else None
         if group is not None:
             record = replace(record, group=str(group.path))
             box.write(record)
-        started = self._isolations[record.isolation].start(box, record, self._bundle)
+        started = isolation.start(box, record, self._bundle)
         try:
             box.write(record.started(main=started.main, init=started.init, grouped=started.grouped))
         except BaseException:
@@ -409,7 +410,18 @@ def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[
         except FailedPrecondition as error:
             # What follows would fail for the same reason.
             return (*rows, (what, False, error.message))
-    return rows
+    return (*rows, ("pause", True, _how_to_pause()))
+
+
+def _how_to_pause() -> str:
+    for group in possible_groups(f"sandgate-doctor-{secrets.token_hex(4)}"):
+        try:
+            group.make()
+        except OSError:
+            continue
+        group.remove()
+        return f"by control groups below {group.path.parent}"
+    return "by signals: the gateway may not make control groups here"
 
 
 def _give(box: Box, sandbox_id: str) -> Placement | None:

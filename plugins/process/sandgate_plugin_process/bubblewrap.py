@@ -84,6 +84,7 @@ class Bubblewrap:
 
     name = "bubblewrap"
     can_cut_network = True
+    starts_in_group = True
 
     def __init__(self, program: str | None) -> None:
         self._wanted = program

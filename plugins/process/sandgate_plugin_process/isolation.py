@@ -22,6 +22,8 @@ class Isolation(Protocol):
     name: str
     #: Whether a sandbox can be made without network.
     can_cut_network: bool
+    #: Whether :meth:`start` puts a box into its control group before anything of it runs.
+    starts_in_group: bool
 
     def check(self, bundle: Path, private: Sequence[Path]) -> None:
         """Try it, beside ``bundle``; ``private`` are folders that no sandbox may see.

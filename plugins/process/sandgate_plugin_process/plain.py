@@ -33,6 +33,7 @@ class Plain:
 
     name = "none"
     can_cut_network = False
+    starts_in_group = False
 
     def check(self, bundle: Path, private: Sequence[Path]) -> None:
         del private
