@@ -143,8 +143,10 @@ async def test_code_that_forks_all_the_time_is_stopped_whole_or_not_at_all(gatew
 
 async def test_process_that_was_stopped_before_stays_stopped(gateway, backend, run, way):
     placement = await gateway.create(backend)
-    await run(placement, "(setsid sleep 8642 >/dev/null 2>&1 </dev/null &); sleep 0.1; pkill -STOP -xf 'sleep 8642'")
-    state = "sed -E 's/.*\\) (.).*/\\1/' /proc/$(pgrep -xf 'sleep 8642')/stat"
+    # Without isolation the tests of other workers are seen too.
+    sleeper = f"sleep {259200 + os.getpid()}"
+    await run(placement, f"(setsid {sleeper} >/dev/null 2>&1 </dev/null &); sleep 0.1; pkill -STOP -xf '{sleeper}'")
+    state = f"sed -E 's/.*\\) (.).*/\\1/' /proc/$(pgrep -xf '{sleeper}')/stat"
     assert (await run(placement, state))[1] == "T\n"
     handle = await backend.pause(placement.handle, memory=True)
     # A second time, as after a crash half way: those that the pause has stopped are no others.
