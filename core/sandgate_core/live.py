@@ -18,7 +18,16 @@ from sandgate_core.store import Store
 from sandgate_errors import Conflict
 from sandgate_plugin_api import AgentAddress
 
-__all__ = ["Live", "LiveTable"]
+__all__ = ["JoinedPause", "Live", "LiveTable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedPause:
+    """A pause by request, what it was asked to keep, and whether only with an agent that answers."""
+
+    mode: PauseMode
+    healthy: bool
+    task: asyncio.Task[SandboxRecord]
 
 
 @dataclass(eq=False)
@@ -30,8 +39,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Where its agent is; None until it is known.
     agent: AgentAddress | None = None
-    #: The pause that callers may join, and what it keeps (C39).
-    pausing: tuple[PauseMode, asyncio.Task[SandboxRecord]] | None = None
+    #: The pause that is under way; callers may join it (C39).
+    pausing: JoinedPause | None = None
     #: The next attempt to free it, after one that failed.
     retry: asyncio.TimerHandle | None = None
 

@@ -29,7 +29,7 @@ from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
 from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import Page, Query, page_of
-from sandgate_core.live import Live, LiveTable
+from sandgate_core.live import JoinedPause, Live, LiveTable
 from sandgate_core.metrics import Metrics
 from sandgate_core.pausing import Pausing
 from sandgate_core.quotas import Quotas
@@ -244,18 +244,19 @@ class Sandboxes:
         """Returns when the sandbox is paused. Several at the same time join one pause (C39).
 
         ``healthy``: only if its agent answers. Raises FailedPrecondition when it is paused already, Conflict when a pause
-        is under way that keeps something else.
+        is under way that keeps something else or asks for less.
         """
         self._must_go_on()
         live = self._shown(sandbox_id, caller)
         mode = PauseMode.FULL if memory else PauseMode.FILESYSTEM
-        if live.pausing is None:
-            pausing = self._errands.start(self._pause(live, mode=mode, healthy=healthy))
-            live.pausing = mode, pausing
-            pausing.add_done_callback(lambda _: _leave_pause(live))
-        elif live.pausing[0] is not mode:
-            raise Conflict(f"sandbox {live.record.id} is being paused, {live.pausing[0].value}")
-        return await asyncio.shield(live.pausing[1])
+        joined = live.pausing
+        if joined is None:
+            task = self._errands.start(self._pause(live, mode=mode, healthy=healthy))
+            joined = live.pausing = JoinedPause(mode=mode, healthy=healthy, task=task)
+            task.add_done_callback(lambda _: _leave_pause(live))
+        elif joined.mode is not mode or (healthy and not joined.healthy):
+            raise Conflict(f"sandbox {live.record.id} is being paused already, in another way")
+        return await asyncio.shield(joined.task)
 
     async def resume(
         self,

@@ -108,6 +108,8 @@ async def test_paused_twice_is_refused_and_pauses_at_once_join(core, backend, un
     late = asyncio.create_task(owner.call("Pause", id=sandbox.id))
     with pytest.raises(Conflict):
         await owner.call("Pause", id=sandbox.id, memory=False)
+    with pytest.raises(Conflict):
+        await owner.call("Pause", id=sandbox.id, require_healthy_agent=True)
     await asyncio.sleep(0.05)
     assert (await state_of(owner, sandbox)).state == PAUSED, "C14"
     on.set()
