@@ -232,8 +232,8 @@ async def test_traffic_wakes_only_when_asked_to_and_only_with_the_flag(core, wor
     assert world.boxes[sleeper.id].paused == "memory"
     answer = await internal.call("Locate", id=sleeper.id, wake=True)
     assert answer.HasField("agent")
-    life = answer.sandbox.end_at.ToNanoseconds() - answer.sandbox.started_at.ToNanoseconds()
-    assert life == 300 * 10**9
+    woken = await state_of(owner, sleeper)
+    assert woken.end_at.ToNanoseconds() - woken.started_at.ToNanoseconds() == 300 * 10**9
     await owner.call("Pause", id=sleeper.id, memory=False)
     with pytest.raises(SandboxNotFound):
         await internal.call("Locate", id=sleeper.id, wake=True)
