@@ -61,7 +61,7 @@ def way(request, monkeypatch) -> str:
 
 async def test_paused_processes_run_no_instruction_and_go_on_where_they_were(gateway, backend, run, way):
     placement = await gateway.create(backend)
-    await run(placement, COUNTER)
+    await run(placement, f"{COUNTER}; until [ -s counter ]; do sleep 0.01; done")
     identity = f"{ALIVE}; cat pid /proc/sys/kernel/random/boot_id"
     _, before = await run(placement, identity)
     handle = await backend.pause(placement.handle, memory=True)
