@@ -17,7 +17,7 @@ from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.freezing import possible_groups
 from sandgate_plugin_process.pids import is_stopped
 
-COUNTER = "(setsid bash -c 'echo $$ > pid; while sleep 0.01; do echo x >> counter; done' >/dev/null 2>&1 </dev/null &)"
+COUNTER = "(setsid bash -c 'echo $$ > pid; while sleep 0.01; do echo x >> counter; done' >/dev/null 2>&1 </dev/null &); until [ -s counter ]; do sleep 0.01; done"
 ALIVE = "until [ -s pid ]; do sleep 0.01; done; kill -0 $(cat pid) && echo alive"
 
 
@@ -61,7 +61,7 @@ def way(request, monkeypatch) -> str:
 
 async def test_paused_processes_run_no_instruction_and_go_on_where_they_were(gateway, backend, run, way):
     placement = await gateway.create(backend)
-    await run(placement, f"{COUNTER}; until [ -s counter ]; do sleep 0.01; done")
+    await run(placement, COUNTER)
     identity = f"{ALIVE}; cat pid /proc/sys/kernel/random/boot_id"
     _, before = await run(placement, identity)
     handle = await backend.pause(placement.handle, memory=True)
