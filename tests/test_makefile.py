@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,7 +29,9 @@ def make(clone: Path, *, interpreter: str) -> str:
     python.write_text(f"#!/bin/sh\n{interpreter}\n")
     python.chmod(0o755)
     command = ["make", "demo", f"PYTHON={python}"]
-    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=60, check=False)
+    # The suite itself runs under make, whose own settings must not reach this one.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert not (clone / ".venv").exists()
     return done.stdout + done.stderr
