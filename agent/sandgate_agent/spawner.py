@@ -25,6 +25,7 @@ notices    ``{"exit": pid, "status": wait status}``; ``{"refused": text}`` when 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import fcntl
@@ -99,7 +100,7 @@ def _complain(text: str) -> None:
         pass
 
 
-class _Spawner:
+class _Spawner(abc.ABC):
     """One socket to the agent, and children to reap."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -166,9 +167,9 @@ class _Spawner:
     def _ended(self, pid: int, status: int) -> None:
         self._tell({"exit": pid, "status": status})
 
+    @abc.abstractmethod
     def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
         """Do what is asked; the result says so to the agent."""
-        raise NotImplementedError
 
     def _agent_gone(self) -> None:
         """The agent closed the socket or died, or this process failed."""
