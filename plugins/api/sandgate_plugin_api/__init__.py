@@ -13,11 +13,13 @@ from sandgate_plugin_api.backend import (
 from sandgate_plugin_api.hookspecs import PROJECT, Registrar, hookimpl
 from sandgate_plugin_api.records import (
     AgentAddress,
+    Egress,
     Placement,
     Resources,
     SandboxRequest,
     Survivor,
     Template,
+    Usage,
 )
 
 __all__ = [
@@ -28,12 +30,14 @@ __all__ = [
     "Backend",
     "BackendContext",
     "Capability",
+    "Egress",
     "Placement",
     "Registrar",
     "Resources",
     "SandboxRequest",
     "Survivor",
     "Template",
+    "Usage",
     "hookimpl",
 ]
 

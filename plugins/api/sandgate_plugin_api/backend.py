@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandgate_errors import CapabilityMissing
-from sandgate_plugin_api.records import Placement, SandboxRequest, Survivor, Template
+from sandgate_plugin_api.records import Egress, Placement, SandboxRequest, Survivor, Template, Usage
 
 __all__ = ["Backend", "BackendContext", "Capability"]
 
@@ -29,7 +29,9 @@ class Capability(enum.StrEnum):
     PAUSE = "pause"
     #: End all processes, keep the files and start anew on them.
     PAUSE_FILESYSTEM = "filesystem-only pause"
+    #: Keep a copy of a running sandbox's files, and start sandboxes from it.
     SNAPSHOT = "snapshots"
+    #: Start sandboxes from the files and the memory of a running one.
     FORK = "fork"
     #: ``allow_internet_access`` False is kept.
     NO_INTERNET = "switching internet access off"
@@ -58,6 +60,9 @@ class Backend(abc.ABC):
     #: Unique among the installed backends; what ``--backend`` and templates name.
     name: str
     capabilities: frozenset[Capability] = frozenset()
+    #: True: only the core on the machine where a sandbox was made can reach it. False: any core with the same
+    #: configuration can, so another takes over when one dies.
+    host_bound: bool = True
 
     @abc.abstractmethod
     async def open(self) -> None:
@@ -74,6 +79,18 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     async def templates(self) -> Sequence[Template]:
         """The templates that exist now. Called on every create; keep it cheap."""
+
+    async def find_template(self, name: str) -> Template | None:
+        """The template of an id or an alias; None: this backend has none of that name.
+
+        For a backend whose templates cannot be listed, as with references to images; others need not implement it.
+        Called for a name before the sandbox is admitted; may take as long as a create when something must be fetched.
+        Raises NotFound (the name is of this backend's kind, and there is no such thing), Unavailable.
+        """
+        known = await self.templates()
+        by_id = (template for template in known if template.id == name)
+        by_alias = (template for template in known if name in template.aliases)
+        return next(by_id, None) or next(by_alias, None)
 
     @abc.abstractmethod
     def reserve(self, request: SandboxRequest) -> Mapping[str, object]:
@@ -143,6 +160,32 @@ class Backend(abc.ABC):
         ResourceExhausted (not now).
         """
         raise _missing(self, memory=True)
+
+    async def snapshot(self, handle: Mapping[str, object], *, snapshot_id: str) -> Mapping[str, object]:
+        """Keep the files of a running sandbox as they are at one moment (:attr:`Capability.SNAPSHOT`).
+
+        The sandbox goes on; it may stand still while the copy is made. ``snapshot_id`` is unique for all time. Returns
+        the snapshot's handle, JSON-able, for :attr:`SandboxRequest.snapshot` and :meth:`delete_snapshot`. A snapshot
+        does not depend on its sandbox's life. Failed or cancelled: nothing is kept and the sandbox runs.
+
+        Raises NotFound (no such sandbox any more), ResourceExhausted (no space), Unavailable.
+        """
+        raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
+
+    async def delete_snapshot(self, snapshot: Mapping[str, object]) -> None:
+        """Give up a snapshot. Idempotent. Sandboxes that were started from it are not affected."""
+        raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
+
+    async def update_egress(self, handle: Mapping[str, object], egress: Egress) -> None:
+        """Replace all rules of a running or paused sandbox (:attr:`Capability.NETWORK_RULES`).
+
+        Holds for new connections when this returns, and over pause and resume. Raises NotFound, Unavailable.
+        """
+        raise CapabilityMissing.of(self.name, Capability.NETWORK_RULES.value)
+
+    async def usage(self, handle: Mapping[str, object]) -> Usage | None:
+        """What a running sandbox uses; None: its agent measures as well as the backend could. Every 5 s per sandbox."""
+        return None
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
