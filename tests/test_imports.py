@@ -21,7 +21,7 @@ PACKAGES = {
     "sandgate_api": ROOT / "protos/gen/sandgate_api",
     "sandgate_core": ROOT / "core/sandgate_core",
     "sandgate_edge": ROOT / "edge/sandgate_edge",
-    "sandgate_errors": ROOT / "core/sandgate_errors",
+    "sandgate_errors": ROOT / "plugins/api/sandgate_errors",
     "sandgate_plugin_api": ROOT / "plugins/api/sandgate_plugin_api",
     **{folder.name: folder for folder in (ROOT / "plugins").glob("*/sandgate_plugin_*") if folder.parent.name != "api"},
 }
