@@ -281,3 +281,81 @@ class MetricsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cpu_count", b"cpu_count", "cpu_used_pct", b"cpu_used_pct", "disk_total", b"disk_total", "disk_used", b"disk_used", "mem_cache", b"mem_cache", "mem_total", b"mem_total", "mem_used", b"mem_used", "time", b"time"]) -> None: ...
 
 Global___MetricsResponse: typing_extensions.TypeAlias = MetricsResponse
+
+@typing.final
+class DialRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Open(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        PORT_FIELD_NUMBER: builtins.int
+        port: builtins.int
+        """1 to 65535."""
+        def __init__(
+            self,
+            *,
+            port: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["port", b"port"]) -> None: ...
+
+    OPEN_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    @property
+    def open(self) -> Global___DialRequest.Open: ...
+    def __init__(
+        self,
+        *,
+        open: Global___DialRequest.Open | None = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["data", b"data", "open", b"open", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "open", b"open", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["open", "data"] | None: ...
+
+Global___DialRequest: typing_extensions.TypeAlias = DialRequest
+
+@typing.final
+class DialResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Opened(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+
+    @typing.final
+    class End(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+
+    OPENED_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    @property
+    def opened(self) -> Global___DialResponse.Opened: ...
+    @property
+    def end(self) -> Global___DialResponse.End:
+        """The port's side sends no more. The caller may go on."""
+
+    def __init__(
+        self,
+        *,
+        opened: Global___DialResponse.Opened | None = ...,
+        data: builtins.bytes = ...,
+        end: Global___DialResponse.End | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["data", b"data", "end", b"end", "opened", b"opened", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "end", b"end", "opened", b"opened", "part", b"part"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["opened", "data", "end"] | None: ...
+
+Global___DialResponse: typing_extensions.TypeAlias = DialResponse

@@ -54,6 +54,11 @@ class AgentStub(object):
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
                 _registered_method=True)
+        self.Dial = channel.stream_stream(
+                '/sandgate_api.agent.v1.Agent/Dial',
+                request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServicer(object):
@@ -87,6 +92,16 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dial(self, request_iterator, context):
+        """A byte tunnel to a TCP port of the sandbox's own loopback. First `open`, answered by `opened`; then `data` both ways. The
+        end of the requests ends the caller's side only, as `end` does the other; the call is over when both have ended.
+        UNAVAILABLE with the reason `sandbox_unreachable`: nothing listens there, also not about a second later.
+        RESOURCE_EXHAUSTED: too many tunnels. DATA_LOSS: the connection broke.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +124,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.FromString,
                     response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.SerializeToString,
+            ),
+            'Dial': grpc.stream_stream_rpc_method_handler(
+                    servicer.Dial,
+                    request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialRequest.FromString,
+                    response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +239,33 @@ class Agent(object):
             '/sandgate_api.agent.v1.Agent/Metrics',
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dial(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sandgate_api.agent.v1.Agent/Dial',
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialRequest.SerializeToString,
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialResponse.FromString,
             options,
             channel_credentials,
             insecure,

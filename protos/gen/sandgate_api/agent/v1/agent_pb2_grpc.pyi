@@ -89,7 +89,23 @@ _AgentMetricsType = typing_extensions.TypeVar(
     ],
 )
 
-class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType]):
+_AgentDialType = typing_extensions.TypeVar(
+    '_AgentDialType',
+    grpc.StreamStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.DialRequest,
+        sandgate_api.agent.v1.agent_pb2.DialResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.DialRequest,
+        sandgate_api.agent.v1.agent_pb2.DialResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.DialRequest,
+        sandgate_api.agent.v1.agent_pb2.DialResponse,
+    ],
+)
+
+class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentDialType]):
     @typing.overload
     def __init__(self: AgentStub[
         grpc.UnaryUnaryMultiCallable[
@@ -107,6 +123,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.DialRequest,
+            sandgate_api.agent.v1.agent_pb2.DialResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -128,6 +148,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.DialRequest,
+            sandgate_api.agent.v1.agent_pb2.DialResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Init: _AgentInitType
@@ -142,6 +166,13 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
     """The header first, then the content in pieces. Writes in place; what arrived stays if the stream breaks off."""
 
     Metrics: _AgentMetricsType
+
+    Dial: _AgentDialType
+    """A byte tunnel to a TCP port of the sandbox's own loopback. First `open`, answered by `opened`; then `data` both ways. The
+    end of the requests ends the caller's side only, as `end` does the other; the call is over when both have ended.
+    UNAVAILABLE with the reason `sandbox_unreachable`: nothing listens there, also not about a second later.
+    RESOURCE_EXHAUSTED: too many tunnels. DATA_LOSS: the connection broke.
+    """
 
 AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -159,6 +190,10 @@ AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.DialRequest,
+        sandgate_api.agent.v1.agent_pb2.DialResponse,
     ],
 ]
 
@@ -195,5 +230,17 @@ class AgentServicer(metaclass=abc.ABCMeta):
         request: sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.MetricsResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.MetricsResponse]]: ...
+
+    @abc.abstractmethod
+    def Dial(
+        self,
+        request_iterator: _MaybeAsyncIterator[sandgate_api.agent.v1.agent_pb2.DialRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[sandgate_api.agent.v1.agent_pb2.DialResponse], collections.abc.AsyncIterator[sandgate_api.agent.v1.agent_pb2.DialResponse]]:
+        """A byte tunnel to a TCP port of the sandbox's own loopback. First `open`, answered by `opened`; then `data` both ways. The
+        end of the requests ends the caller's side only, as `end` does the other; the call is over when both have ended.
+        UNAVAILABLE with the reason `sandbox_unreachable`: nothing listens there, also not about a second later.
+        RESOURCE_EXHAUSTED: too many tunnels. DATA_LOSS: the connection broke.
+        """
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -951,6 +951,312 @@ class FindTemplateResponse(google.protobuf.message.Message):
 Global___FindTemplateResponse: typing_extensions.TypeAlias = FindTemplateResponse
 
 @typing.final
+class ListTemplatesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListTemplatesRequest: typing_extensions.TypeAlias = ListTemplatesRequest
+
+@typing.final
+class Template(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ALIASES_FIELD_NUMBER: builtins.int
+    BACKEND_FIELD_NUMBER: builtins.int
+    RESOURCES_FIELD_NUMBER: builtins.int
+    FOUND_AT_FIELD_NUMBER: builtins.int
+    SPAWN_COUNT_FIELD_NUMBER: builtins.int
+    LAST_SPAWNED_AT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    backend: builtins.str
+    spawn_count: builtins.int
+    """Of the caller's sandboxes that are on record."""
+    @property
+    def aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def resources(self) -> Global___Resources: ...
+    @property
+    def found_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When this gateway's core found it, which is what is known of its age."""
+
+    @property
+    def last_spawned_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Absent: none is on record."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        aliases: collections.abc.Iterable[builtins.str] | None = ...,
+        backend: builtins.str = ...,
+        resources: Global___Resources | None = ...,
+        found_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        spawn_count: builtins.int = ...,
+        last_spawned_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["found_at", b"found_at", "last_spawned_at", b"last_spawned_at", "resources", b"resources"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "backend", b"backend", "found_at", b"found_at", "id", b"id", "last_spawned_at", b"last_spawned_at", "resources", b"resources", "spawn_count", b"spawn_count"]) -> None: ...
+
+Global___Template: typing_extensions.TypeAlias = Template
+
+@typing.final
+class ListTemplatesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEMPLATES_FIELD_NUMBER: builtins.int
+    @property
+    def templates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Template]: ...
+    def __init__(
+        self,
+        *,
+        templates: collections.abc.Iterable[Global___Template] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["templates", b"templates"]) -> None: ...
+
+Global___ListTemplatesResponse: typing_extensions.TypeAlias = ListTemplatesResponse
+
+@typing.final
+class Snapshot(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    BACKEND_FIELD_NUMBER: builtins.int
+    CREATED_AT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """What can be given as `template_id`."""
+    sandbox_id: builtins.str
+    backend: builtins.str
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """`team/name:tag`; empty when it has none."""
+
+    @property
+    def created_at(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+        sandbox_id: builtins.str = ...,
+        backend: builtins.str = ...,
+        created_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["created_at", b"created_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "created_at", b"created_at", "id", b"id", "names", b"names", "sandbox_id", b"sandbox_id"]) -> None: ...
+
+Global___Snapshot: typing_extensions.TypeAlias = Snapshot
+
+@typing.final
+class CreateSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Of the sandbox."""
+    name: builtins.str
+    """`name`, `name:tag`, `team/name` or `team/name:tag`; a missing tag is `default`. Empty: none."""
+    memory: builtins.bool
+    """True: with the memory, which not every backend offers. False: without. Absent: whatever the backend keeps."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        memory: builtins.bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory", b"_memory", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory", b"_memory", "id", b"id", "memory", b"memory", "name", b"name"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_memory", b"_memory"]) -> typing.Literal["memory"] | None: ...
+
+Global___CreateSnapshotRequest: typing_extensions.TypeAlias = CreateSnapshotRequest
+
+@typing.final
+class CreateSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: builtins.int
+    @property
+    def snapshot(self) -> Global___Snapshot: ...
+    def __init__(
+        self,
+        *,
+        snapshot: Global___Snapshot | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["snapshot", b"snapshot"]) -> None: ...
+
+Global___CreateSnapshotResponse: typing_extensions.TypeAlias = CreateSnapshotResponse
+
+@typing.final
+class ListSnapshotsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """Empty: of all sandboxes."""
+    name: builtins.str
+    """An id or a name; without a tag, all tags of the name. Unknown: an empty list."""
+    page_size: builtins.int
+    """0: 100. More than 100 counts as 100."""
+    page_token: builtins.str
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        name: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "page_size", b"page_size", "page_token", b"page_token", "sandbox_id", b"sandbox_id"]) -> None: ...
+
+Global___ListSnapshotsRequest: typing_extensions.TypeAlias = ListSnapshotsRequest
+
+@typing.final
+class ListSnapshotsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty on the last page."""
+    @property
+    def snapshots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Snapshot]: ...
+    def __init__(
+        self,
+        *,
+        snapshots: collections.abc.Iterable[Global___Snapshot] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "snapshots", b"snapshots"]) -> None: ...
+
+Global___ListSnapshotsResponse: typing_extensions.TypeAlias = ListSnapshotsResponse
+
+@typing.final
+class DeleteSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Id or name."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+
+Global___DeleteSnapshotRequest: typing_extensions.TypeAlias = DeleteSnapshotRequest
+
+@typing.final
+class DeleteSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___DeleteSnapshotResponse: typing_extensions.TypeAlias = DeleteSnapshotResponse
+
+@typing.final
+class ForkRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    TIMEOUT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    count: builtins.int
+    """1 to 100."""
+    @property
+    def timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Of each copy, from readiness. Must be at least one second."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        count: builtins.int = ...,
+        timeout: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["timeout", b"timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "id", b"id", "timeout", b"timeout"]) -> None: ...
+
+Global___ForkRequest: typing_extensions.TypeAlias = ForkRequest
+
+@typing.final
+class ForkResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOXES_FIELD_NUMBER: builtins.int
+    @property
+    def sandboxes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Sandbox]: ...
+    def __init__(
+        self,
+        *,
+        sandboxes: collections.abc.Iterable[Global___Sandbox] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sandboxes", b"sandboxes"]) -> None: ...
+
+Global___ForkResponse: typing_extensions.TypeAlias = ForkResponse
+
+@typing.final
+class UpdateNetworkRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ALLOW_OUT_FIELD_NUMBER: builtins.int
+    DENY_OUT_FIELD_NUMBER: builtins.int
+    ALLOW_INTERNET_ACCESS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    allow_internet_access: builtins.bool
+    """Absent: true."""
+    @property
+    def allow_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def deny_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        allow_out: collections.abc.Iterable[builtins.str] | None = ...,
+        deny_out: collections.abc.Iterable[builtins.str] | None = ...,
+        allow_internet_access: builtins.bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_allow_internet_access", b"_allow_internet_access", "allow_internet_access", b"allow_internet_access"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_allow_internet_access", b"_allow_internet_access", "allow_internet_access", b"allow_internet_access", "allow_out", b"allow_out", "deny_out", b"deny_out", "id", b"id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_allow_internet_access", b"_allow_internet_access"]) -> typing.Literal["allow_internet_access"] | None: ...
+
+Global___UpdateNetworkRequest: typing_extensions.TypeAlias = UpdateNetworkRequest
+
+@typing.final
+class UpdateNetworkResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_FIELD_NUMBER: builtins.int
+    @property
+    def sandbox(self) -> Global___Sandbox: ...
+    def __init__(
+        self,
+        *,
+        sandbox: Global___Sandbox | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["sandbox", b"sandbox"]) -> None: ...
+
+Global___UpdateNetworkResponse: typing_extensions.TypeAlias = UpdateNetworkResponse
+
+@typing.final
 class FindByTokenHashRequest(google.protobuf.message.Message):
     """What a signature covers stands in the edge, which makes and checks them; here it is text around a token."""
 

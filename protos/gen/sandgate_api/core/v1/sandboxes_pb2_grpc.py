@@ -94,6 +94,36 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.FromString,
                 _registered_method=True)
+        self.ListTemplates = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/ListTemplates',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesResponse.FromString,
+                _registered_method=True)
+        self.CreateSnapshot = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/CreateSnapshot',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotResponse.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/ListSnapshots',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsResponse.FromString,
+                _registered_method=True)
+        self.DeleteSnapshot = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/DeleteSnapshot',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotResponse.FromString,
+                _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/Fork',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkResponse.FromString,
+                _registered_method=True)
+        self.UpdateNetwork = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/UpdateNetwork',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkResponse.FromString,
+                _registered_method=True)
         self.FindByTokenHash = channel.unary_unary(
                 '/sandgate_api.core.v1.SandboxService/FindByTokenHash',
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
@@ -186,6 +216,49 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTemplates(self, request, context):
+        """All templates that the backends list. Templates that can only be found by name, as images of a registry, are not here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSnapshot(self, request, context):
+        """Keeps the files of a running sandbox, which goes on. FAILED_PRECONDITION when it is paused, ABORTED while another
+        snapshot of it is being taken. With the name of an earlier one, the new content takes its place and its id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """The caller's snapshots, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """By id or name. Sandboxes that were made from it live on. NOT_FOUND for an unknown one, PERMISSION_DENIED for a template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fork(self, request, context):
+        """More sandboxes with the same files and memory. FAILED_PRECONDITION when it is paused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateNetwork(self, request, context):
+        """Replaces all rules about where connections from inside may go; holds for new connections when it answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindByTokenHash(self, request, context):
         """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
         edge only. UNAUTHENTICATED when there is none, whatever the reason.
@@ -256,6 +329,36 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.FindTemplate,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.SerializeToString,
+            ),
+            'ListTemplates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTemplates,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesResponse.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotResponse.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkResponse.SerializeToString,
+            ),
+            'UpdateNetwork': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateNetwork,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkResponse.SerializeToString,
             ),
             'FindByTokenHash': grpc.unary_unary_rpc_method_handler(
                     servicer.FindByTokenHash,
@@ -587,6 +690,168 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/FindTemplate',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTemplates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/ListTemplates',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListTemplatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/CreateSnapshot',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.CreateSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/ListSnapshots',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ListSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/DeleteSnapshot',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.DeleteSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/Fork',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.ForkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateNetwork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/UpdateNetwork',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.UpdateNetworkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -221,6 +221,102 @@ _SandboxServiceFindTemplateType = typing_extensions.TypeVar(
     ],
 )
 
+_SandboxServiceListTemplatesType = typing_extensions.TypeVar(
+    '_SandboxServiceListTemplatesType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+    ],
+)
+
+_SandboxServiceCreateSnapshotType = typing_extensions.TypeVar(
+    '_SandboxServiceCreateSnapshotType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+    ],
+)
+
+_SandboxServiceListSnapshotsType = typing_extensions.TypeVar(
+    '_SandboxServiceListSnapshotsType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+    ],
+)
+
+_SandboxServiceDeleteSnapshotType = typing_extensions.TypeVar(
+    '_SandboxServiceDeleteSnapshotType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+    ],
+)
+
+_SandboxServiceForkType = typing_extensions.TypeVar(
+    '_SandboxServiceForkType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+    ],
+)
+
+_SandboxServiceUpdateNetworkType = typing_extensions.TypeVar(
+    '_SandboxServiceUpdateNetworkType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
+    ],
+)
+
 _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     '_SandboxServiceFindByTokenHashType',
     grpc.UnaryUnaryMultiCallable[
@@ -237,7 +333,7 @@ _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindTemplateType, _SandboxServiceFindByTokenHashType]):
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindTemplateType, _SandboxServiceListTemplatesType, _SandboxServiceCreateSnapshotType, _SandboxServiceListSnapshotsType, _SandboxServiceDeleteSnapshotType, _SandboxServiceForkType, _SandboxServiceUpdateNetworkType, _SandboxServiceFindByTokenHashType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -287,6 +383,30 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+            sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+            sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+            sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
@@ -345,6 +465,30 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+            sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+            sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+            sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+            sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
         ],
@@ -384,6 +528,26 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
 
     FindTemplate: _SandboxServiceFindTemplateType
     """The template that an id or a name stands for. NOT_FOUND for an unknown one."""
+
+    ListTemplates: _SandboxServiceListTemplatesType
+    """All templates that the backends list. Templates that can only be found by name, as images of a registry, are not here."""
+
+    CreateSnapshot: _SandboxServiceCreateSnapshotType
+    """Keeps the files of a running sandbox, which goes on. FAILED_PRECONDITION when it is paused, ABORTED while another
+    snapshot of it is being taken. With the name of an earlier one, the new content takes its place and its id.
+    """
+
+    ListSnapshots: _SandboxServiceListSnapshotsType
+    """The caller's snapshots, newest first."""
+
+    DeleteSnapshot: _SandboxServiceDeleteSnapshotType
+    """By id or name. Sandboxes that were made from it live on. NOT_FOUND for an unknown one, PERMISSION_DENIED for a template."""
+
+    Fork: _SandboxServiceForkType
+    """More sandboxes with the same files and memory. FAILED_PRECONDITION when it is paused."""
+
+    UpdateNetwork: _SandboxServiceUpdateNetworkType
+    """Replaces all rules about where connections from inside may go; holds for new connections when it answers."""
 
     FindByTokenHash: _SandboxServiceFindByTokenHashType
     """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
@@ -438,6 +602,30 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
         sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+        sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.ForkResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+        sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
@@ -540,6 +728,56 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse]]:
         """The template that an id or a name stands for. NOT_FOUND for an unknown one."""
+
+    @abc.abstractmethod
+    def ListTemplates(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.ListTemplatesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.ListTemplatesResponse]]:
+        """All templates that the backends list. Templates that can only be found by name, as images of a registry, are not here."""
+
+    @abc.abstractmethod
+    def CreateSnapshot(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.CreateSnapshotResponse]]:
+        """Keeps the files of a running sandbox, which goes on. FAILED_PRECONDITION when it is paused, ABORTED while another
+        snapshot of it is being taken. With the name of an earlier one, the new content takes its place and its id.
+        """
+
+    @abc.abstractmethod
+    def ListSnapshots(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.ListSnapshotsResponse]]:
+        """The caller's snapshots, newest first."""
+
+    @abc.abstractmethod
+    def DeleteSnapshot(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.DeleteSnapshotResponse]]:
+        """By id or name. Sandboxes that were made from it live on. NOT_FOUND for an unknown one, PERMISSION_DENIED for a template."""
+
+    @abc.abstractmethod
+    def Fork(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.ForkRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.ForkResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.ForkResponse]]:
+        """More sandboxes with the same files and memory. FAILED_PRECONDITION when it is paused."""
+
+    @abc.abstractmethod
+    def UpdateNetwork(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.UpdateNetworkResponse]]:
+        """Replaces all rules about where connections from inside may go; holds for new connections when it answers."""
 
     @abc.abstractmethod
     def FindByTokenHash(
