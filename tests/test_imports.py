@@ -19,6 +19,7 @@ PACKAGES = {
     "sandgate": ROOT / "client/sandgate",
     "sandgate_agent": ROOT / "agent/sandgate_agent",
     "sandgate_api": ROOT / "protos/gen/sandgate_api",
+    "sandgate_bundle": ROOT / "agent/sandgate_bundle",
     "sandgate_core": ROOT / "core/sandgate_core",
     "sandgate_edge": ROOT / "edge/sandgate_edge",
     "sandgate_errors": ROOT / "plugins/api/sandgate_errors",
@@ -32,17 +33,20 @@ OWN = {
     "sandgate": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
     "sandgate_agent": {"sandgate_api", "sandgate_errors"},
     "sandgate_api": set(),
+    # It looks for the packages that it copies by their names.
+    "sandgate_bundle": {"sandgate_errors"},
     "sandgate_core": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
     "sandgate_edge": {"sandgate_api", "sandgate_errors"},
     "sandgate_errors": set(),
     "sandgate_plugin_api": {"sandgate_errors"},
-    **{name: {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"} for name in PLUGINS},
+    **{name: {"sandgate_api", "sandgate_bundle", "sandgate_errors", "sandgate_plugin_api"} for name in PLUGINS},
 }
 
 #: What a package that goes into every sandbox, or into every plugin author's environment, may import from others.
 FOREIGN = {
     "sandgate_agent": {"grpc", "grpc_health", "google.protobuf"},
     "sandgate_api": {"grpc", "google.protobuf"},
+    "sandgate_bundle": set(),
     "sandgate_errors": {"grpc"},
     # pytest: the suite that every backend passes is part of the contract and is imported by tests only.
     "sandgate_plugin_api": {"pluggy", "pytest"},

@@ -27,13 +27,13 @@ import shlex
 import signal
 import socket
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 from sandgate_agent import frames, sudo
 from sandgate_agent.accounts import Account, Accounts
 from sandgate_agent.family import MARKS, mark_of
+from sandgate_agent.interpreter import interpreter_command
 from sandgate_agent.launcher import Child, Launcher, Program
 from sandgate_errors import InvalidArgument, SandgateError
 
@@ -54,12 +54,15 @@ _SIGNALS = frozenset(signal.valid_signals())
 _CREDENTIALS = struct.Struct("3i")
 _WRAPPER = """\
 #!/bin/sh
-{libraries}exec {python} -I -S -X utf8 {program} {socket} "$@"
+{libraries}exec {interpreter} -I -S -X utf8 {program} {socket} "$@"
 """
 _LIBRARIES = """\
 export {saved}="${{LD_LIBRARY_PATH-}}"
 export LD_LIBRARY_PATH={path}
 """
+#: Libraries of the sandbox's system do not belong into an interpreter that brings its own. The usual sudo passes no such
+#: variable on either.
+_NO_LIBRARIES = "unset LD_PRELOAD LD_AUDIT\n"
 
 
 class Elevation:
@@ -273,10 +276,10 @@ class _Connection:
 
 def _write_program(path: str, address: str) -> None:
     """The wrapper: the interpreter of the agent is not always found, or not whole, without help."""
-    libraries = os.environ.get("LD_LIBRARY_PATH", "")
+    interpreter = interpreter_command()
     text = _WRAPPER.format(
-        libraries=_LIBRARIES.format(saved=sudo.LIBRARIES_OF_CALLER, path=shlex.quote(libraries)) if libraries else "",
-        python=shlex.quote(sys.executable),
+        libraries=_libraries(through_loader=len(interpreter) > 1),
+        interpreter=shlex.join(interpreter),
         program=shlex.quote(str(Path(sudo.__file__).resolve())),
         socket=shlex.quote(address),
     )
@@ -286,3 +289,10 @@ def _write_program(path: str, address: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def _libraries(*, through_loader: bool) -> str:
+    if through_loader:
+        return _NO_LIBRARIES
+    path = os.environ.get("LD_LIBRARY_PATH", "")
+    return _LIBRARIES.format(saved=sudo.LIBRARIES_OF_CALLER, path=shlex.quote(path)) if path else ""

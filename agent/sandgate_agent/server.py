@@ -19,6 +19,7 @@ from sandgate_agent.calls import generic_handler
 from sandgate_agent.elevation import Elevation
 from sandgate_agent.health import Health
 from sandgate_agent.launcher import Launcher
+from sandgate_agent.orphans import reap_as_first_process
 from sandgate_agent.processes import Processes
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.services import AgentService, FilesystemService, ProcessService
@@ -56,6 +57,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     stop: asyncio.Future[int] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _finish, stop, 0)
+    reap_as_first_process()
 
     accounts = Accounts(settings.identity, settings.accounts)
     launcher = Launcher(
