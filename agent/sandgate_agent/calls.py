@@ -10,6 +10,8 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +23,14 @@ from google.protobuf.message import DecodeError, Message
 from sandgate_errors import Canceled, InvalidArgument, SandgateError, Unauthenticated
 from sandgate_errors.grpc import status_of, trailers_of
 
-__all__ = ["Call", "ClientStream", "Method", "ServerStream", "Unary", "generic_handler"]
+__all__ = ["BothStreams", "Call", "ClientStream", "Method", "ServerStream", "Unary", "generic_handler"]
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_KEEPALIVE = 90.0
 _MOST_TIMEOUT_DIGITS = 10
+#: W3C Trace Context of a caller whose trace is recorded.
+_RECORDED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]", re.ASCII)
 #: Status texts travel as a header, and peers refuse headers above 8 KiB; one character may take 12 bytes there.
 _LONGEST_MESSAGE = 500
 
@@ -37,6 +41,7 @@ class Call:
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], requests: AsyncIterator[Any] | None = None) -> None:
         self._context = context
         self._metadata = dict(context.invocation_metadata() or ())
+        self._began = time.time_ns() if _RECORDED.fullmatch(self._text("traceparent")) else None
         self._requests = requests
 
     @property
@@ -82,6 +87,15 @@ class Call:
         if not hmac.compare_digest(given if isinstance(given, bytes) else given.encode(), token):
             raise Unauthenticated("the agent token is missing or wrong")
 
+    def succeed(self) -> None:
+        """The call has done its work; what it returns is the answer."""
+        if self._began is not None:
+            self._context.set_trailing_metadata(self._span())
+
+    def _span(self) -> tuple[tuple[str, str], ...]:
+        """When the call was worked on, for the caller's trace. To send spans is not for something inside a sandbox."""
+        return () if self._began is None else (("agent-span", f"{self._began}-{time.time_ns()}"),)
+
     async def refuse(self, error: Exception) -> None:
         """End the call with an error. What is not of the taxonomy is our fault and stays in the log."""
         if not isinstance(error, SandgateError):
@@ -89,9 +103,10 @@ class Call:
             log.error(
                 "reference %s, request %s: unexpected error", reference, self._text("request-id") or "-", exc_info=error
             )
-            await self._context.abort(grpc.StatusCode.INTERNAL, f"internal error, reference {reference}")
+            text = f"internal error, reference {reference}"
+            await self._context.abort(grpc.StatusCode.INTERNAL, text, self._span())
         if not isinstance(error, Canceled):
-            await self._context.abort(status_of(error), _status_text(error.message), trailers_of(error))
+            await self._context.abort(status_of(error), _status_text(error.message), (*trailers_of(error), *self._span()))
 
     def _text(self, key: str) -> str:
         value = self._metadata.get(key, "")
@@ -120,7 +135,9 @@ class Unary:
             call = Call(context)
             try:
                 call.authenticate(token)
-                return (await self.serve(_read(self.request, request), call)).SerializeToString()
+                answer = await self.serve(_read(self.request, request), call)
+                call.succeed()
+                return answer.SerializeToString()
             except Exception as error:
                 await call.refuse(error)
                 return b""
@@ -141,6 +158,7 @@ class ServerStream:
             try:
                 call.authenticate(token)
                 await self.serve(_read(self.request, request), call)
+                call.succeed()
             except Exception as error:
                 await call.refuse(error)
 
@@ -159,12 +177,34 @@ class ClientStream:
             call = Call(context, _read_all(self.request, requests))
             try:
                 call.authenticate(token)
-                return (await self.serve(call)).SerializeToString()
+                answer = await self.serve(call)
+                call.succeed()
+                return answer.SerializeToString()
             except Exception as error:
                 await call.refuse(error)
                 return b""
 
         return grpc.stream_unary_rpc_method_handler(guarded)
+
+
+@dataclass(frozen=True)
+class BothStreams:
+    """Requests are taken from the call and replies sent through it, each at its own pace."""
+
+    request: type[Message]
+    serve: Callable[[Call], Awaitable[None]]
+
+    def handler(self, token: bytes) -> grpc.RpcMethodHandler[Any, Any]:
+        async def guarded(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            call = Call(context, _read_all(self.request, requests))
+            try:
+                call.authenticate(token)
+                await self.serve(call)
+                call.succeed()
+            except Exception as error:
+                await call.refuse(error)
+
+        return grpc.stream_stream_rpc_method_handler(guarded)
 
 
 def _read(kind: type[Message], data: bytes) -> Message:
@@ -179,7 +219,7 @@ async def _read_all(kind: type[Message], requests: AsyncIterator[bytes]) -> Asyn
         yield _read(kind, data)
 
 
-Method = Unary | ServerStream | ClientStream
+Method = Unary | ServerStream | ClientStream | BothStreams
 
 
 def generic_handler(service: str, methods: Mapping[str, Method], token: bytes) -> grpc.GenericRpcHandler:

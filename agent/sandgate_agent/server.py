@@ -19,11 +19,13 @@ from sandgate_agent.calls import generic_handler
 from sandgate_agent.elevation import Elevation
 from sandgate_agent.health import Health
 from sandgate_agent.launcher import Launcher
+from sandgate_agent.listeners import Listeners
 from sandgate_agent.orphans import reap_as_first_process
 from sandgate_agent.processes import Processes
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.services import AgentService, FilesystemService, ProcessService
 from sandgate_agent.settings import BadSettings, Settings
+from sandgate_agent.tunnels import Tunnels
 from sandgate_agent.watch import Watchers
 from sandgate_errors import Unauthenticated, Unavailable
 
@@ -69,10 +71,11 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         accounts, system_files=settings.system_files, programs=elevation.programs if elevation is not None else None
     )
     watchers = Watchers()
+    tunnels = Tunnels(Listeners(root_spawner) if settings.network == "shared" else None)
     services = (
         ProcessService(processes, sandbox),
         FilesystemService(sandbox, watchers),
-        AgentService(sandbox, launcher.warm),
+        AgentService(sandbox, tunnels, launcher.warm),
     )
     health = Health(frozenset(service.name for service in services))
     server = grpc.aio.server(options=_OPTIONS)

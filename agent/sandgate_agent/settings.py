@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 __all__ = ["BadSettings", "Settings", "read_line"]
 
 _IDENTITIES = ("switch", "nested", "same")
+_NETWORKS = ("own", "shared")
 _LONGEST_LINE = 1024 * 1024
 #: sockaddr_un takes 108 bytes with the closing NUL.
 _LONGEST_SOCKET_PATH = 107
@@ -32,6 +33,8 @@ class Settings:
     system_files: bool = False
     #: The folder for the program ``sudo`` and its socket; None: there is none.
     sudo: str | None = None
+    #: Whether the network is this sandbox's alone. Where it is not, a tunnel reaches what its own processes listen on.
+    network: str = "shared"
 
     @classmethod
     def parse(cls, line: bytes) -> Settings:
@@ -51,6 +54,7 @@ class Settings:
             accounts=_homes(given.get("accounts")),
             system_files=_flag(given, "system_files"),
             sudo=_text(given, "sudo") if given.get("sudo") is not None else None,
+            network=_text(given, "network") if given.get("network") is not None else cls.network,
         )
         settings.check()
         return settings
@@ -58,6 +62,8 @@ class Settings:
     def check(self) -> None:
         if self.identity not in _IDENTITIES:
             raise BadSettings(f"identity is '{self.identity}' and not one of {', '.join(_IDENTITIES)}")
+        if self.network not in _NETWORKS:
+            raise BadSettings(f"network is '{self.network}' and not one of {', '.join(_NETWORKS)}")
         if bool(self.accounts) != (self.identity == "same"):
             raise BadSettings("accounts belong to the identity 'same', which needs at least one")
         if self.identity != "same" and os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""``agent.v1.Agent``: who the sandbox is, content of files, measurements."""
+"""``agent.v1.Agent``: who the sandbox is, content of files, measurements, tunnels to its ports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 import sandgate_agent
 from sandgate_agent.accounts import Account, OwnerNames
-from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
+from sandgate_agent.calls import BothStreams, Call, ClientStream, Method, ServerStream, Unary
 from sandgate_agent.content import Reader, Writer, begin_to_write
 from sandgate_agent.metrics import Meter
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Identity, Sandbox
 from sandgate_agent.services.filesystem import entry_info, timestamp
+from sandgate_agent.tunnels import Tunnel, Tunnels
 from sandgate_api.agent.v1 import agent_pb2 as pb
-from sandgate_errors import InvalidArgument, SandgateError
+from sandgate_errors import DataLoss, InvalidArgument, SandgateError
 
 __all__ = ["AgentService"]
 
@@ -28,8 +29,9 @@ class AgentService:
 
     name = "sandgate_api.agent.v1.Agent"
 
-    def __init__(self, sandbox: Sandbox, warm: Callable[[Account], None]) -> None:
+    def __init__(self, sandbox: Sandbox, tunnels: Tunnels, warm: Callable[[Account], None]) -> None:
         self._sandbox = sandbox
+        self._tunnels = tunnels
         self._warm = warm
         self._meter = Meter()
 
@@ -39,6 +41,7 @@ class AgentService:
             "ReadFile": ServerStream(pb.ReadFileRequest, self.read_file),
             "WriteFile": ClientStream(pb.WriteFileRequest, self.write_file),
             "Metrics": Unary(pb.MetricsRequest, self.metrics),
+            "Dial": BothStreams(pb.DialRequest, self.dial),
         }
 
     async def init(self, request: pb.InitRequest, _call: Call) -> pb.InitResponse:
@@ -101,6 +104,21 @@ class AgentService:
             disk_used=usage.disk_used,
             disk_total=usage.disk_total,
         )
+
+    async def dial(self, call: Call) -> None:
+        requests = call.requests
+        first = await anext(requests, None)
+        if first is None or not first.HasField("open"):
+            raise InvalidArgument("the first message of Dial must be open")
+        async with self._tunnels.open(first.open.port) as tunnel:
+            await call.send(pb.DialResponse(opened=pb.DialResponse.Opened()))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_to_port(tunnel, requests))
+                    group.create_task(_from_port(tunnel, call))
+            except BaseExceptionGroup as failed:
+                # When one side fails, the other was only cancelled.
+                raise failed.exceptions[0] from None
 
     def _warm_default(self) -> None:
         try:
@@ -166,6 +184,24 @@ async def _receive_content(writer: Writer, requests: AsyncIterator[pb.WriteFileR
         await writing
     finally:
         _leave(writing)
+
+
+async def _to_port(tunnel: Tunnel, requests: AsyncIterator[pb.DialRequest]) -> None:
+    async for request in requests:
+        if request.WhichOneof("part") != "data":
+            raise InvalidArgument("a message of Dial after the first is not data")
+        try:
+            await tunnel.write(request.data)
+        except DataLoss:
+            # A server may answer before it has read all, and close. What it said is still to be read, and so is its end.
+            return
+    tunnel.end()
+
+
+async def _from_port(tunnel: Tunnel, call: Call) -> None:
+    while data := await tunnel.read():
+        await call.send(pb.DialResponse(data=data))
+    await call.send(pb.DialResponse(end=pb.DialResponse.End()))
 
 
 def _leave(work: asyncio.Future[Any]) -> None:

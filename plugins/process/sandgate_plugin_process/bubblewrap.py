@@ -199,6 +199,7 @@ class Bubblewrap:
                 "identity": self.identity,
                 "system_files": True,
                 "sudo": _SUDO,
+                "network": "shared" if record.internet else "own",
             },
             log=box.log,
             group=None if record.group is None else Group(Path(record.group)),
