@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import pluggy
 
+import sandgate_tracing
 from sandgate import listening, state
 from sandgate.config import Configuration, Settings
 from sandgate.logs import printable
 from sandgate_errors import FailedPrecondition, SandgateError
-from sandgate_plugin_api import ENTRY_POINT_GROUP, PROJECT, Backend, hookspecs
+from sandgate_plugin_api.loading import find_backends
 
 __all__ = ["Check", "backend_checks", "examine"]
 
@@ -62,6 +62,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _cgroups()
     if settings.database is not None:
         yield _database(settings.database)
+    yield _traces(settings)
     yield from backend_checks(settings.backend, settings.backends.get(settings.backend, {}))
     for name in sorted(settings.backends.keys() - {settings.backend}):
         yield from backend_checks(name, settings.backends[name])
@@ -133,6 +134,16 @@ def _database(url: str) -> Check:
     return _row("database", True, scheme)
 
 
+def _traces(settings: Settings) -> Check:
+    if settings.traces == "none":
+        return _row("traces", True, "off")
+    try:
+        sandgate_tracing.check()
+    except FailedPrecondition as error:
+        return _row("traces", False, error.message)
+    return _row("traces", True, f"to {sandgate_tracing.endpoint()}")
+
+
 def _sdk() -> Check:
     try:
         return _row("E2B SDK", True, f"e2b {metadata.version('e2b')}")
@@ -144,47 +155,10 @@ def backend_checks(name: str, settings: Mapping[str, object]) -> Sequence[Check]
     """What the backend's own class finds on this machine."""
     what = f"backend {name}"
     try:
-        rows = _backend_class(name).diagnose(settings)
+        rows = find_backends([name])[name].backend.diagnose(settings)
     except SandgateError as error:
         return [_row(what, False, error.message)]
     except Exception as error:
         # A third party's code: its fault is a finding, not the end of the page.
         return [_row(what, False, f"its check failed with {type(error).__name__}: {error}")]
     return [_row(f"{what}: {title}", good, how) for title, good, how in rows] or [_row(what, True, "installed")]
-
-
-class _Registrar:
-    """Collects the backends that a plugin offers."""
-
-    def __init__(self) -> None:
-        self.backends: dict[str, type[Backend]] = {}
-
-    def add(self, backend: type[Backend]) -> None:
-        self.backends[backend.name] = backend
-
-
-def _backend_class(name: str) -> type[Backend]:
-    """Raises FailedPrecondition when no installed plugin offers it."""
-    found = metadata.entry_points(group=ENTRY_POINT_GROUP)
-    # By convention the entry point bears the backend's name; the others are loaded only when that fails.
-    for entry in [*found.select(name=name), *(entry for entry in found if entry.name != name)]:
-        try:
-            offered = _offered(entry)
-        except Exception as error:
-            if entry.name != name:
-                continue  # A faulty plugin that is not asked for does not matter.
-            origin = entry.dist.name if entry.dist is not None else entry.value
-            raise FailedPrecondition(f"{origin} does not load: {type(error).__name__}: {error}") from error
-        if name in offered:
-            return offered[name]
-    names = ", ".join(sorted(found.names)) or "none"
-    raise FailedPrecondition(f"no plugin offers it (installed: {names}): pip install sandgate-plugin-{name}")
-
-
-def _offered(entry: metadata.EntryPoint) -> dict[str, type[Backend]]:
-    manager = pluggy.PluginManager(PROJECT)
-    registrar = _Registrar()
-    manager.add_hookspecs(hookspecs)
-    manager.register(entry.load())
-    manager.hook.sandgate_register_backends(registrar=registrar)
-    return registrar.backends

@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
-from sandgate_core.backends import find_backends, open_backends
+from sandgate_core.backends import open_backends
 from sandgate_errors import FailedPrecondition
+from sandgate_plugin_api.loading import find_backends
 
 BACKEND = """
 from sandgate_errors import FailedPrecondition
@@ -140,7 +141,7 @@ class TestOpening:
         def opened(tables, **codes):
             for name, code in codes.items():
                 entries = install(f"dist-{name}", code, entry=name)
-            monkeypatch.setattr("sandgate_core.backends.entry_points", lambda group: entries)
+            monkeypatch.setattr("sandgate_plugin_api.loading.entry_points", lambda group: entries)
             return open_backends(tables, state_dir=tmp_path / "s", runtime_dir=tmp_path / "r")
 
         return opened
@@ -151,12 +152,12 @@ class TestOpening:
 
     async def test_each_backend_gets_its_own_private_folders_and_its_table(self, opened):
         async with opened({"one": {"a": 1}, "two": {}}, one=backend("one"), two=backend("two")) as backends:
-            contexts = [backends[name].context for name in ("one", "two")]
+            contexts = [backends[name].inner.context for name in ("one", "two")]
             folders = {folder for context in contexts for folder in (context.state_dir, context.runtime_dir)}
             assert len(folders) == 4
             assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
             assert contexts[0].settings == {"a": 1}
-        assert backends["one"].closed
+        assert backends["one"].inner.closed
 
     async def test_what_a_backend_lacks_is_one_line_and_the_others_are_closed(self, opened):
         lacking = backend("two", opening="raise FailedPrecondition('install bubblewrap')")

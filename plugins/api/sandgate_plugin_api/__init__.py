@@ -1,16 +1,37 @@
-"""The contract between the sandgate core and its plugins.
+"""The contract between the sandgate gateway and its plugins.
 
 A plugin is a distribution with an entry point in the group ``sandgate.plugins`` that names a module or object with hook
-implementations (:mod:`sandgate_plugin_api.hookspecs`). A backend plugin registers :class:`Backend` subclasses through the
-hook ``sandgate_register_backends``. Everything a plugin may import stands in ``__all__`` here.
+implementations (:mod:`sandgate_plugin_api.hookspecs`), and that requires ``sandgate-plugin-api~=1.0``
+(:mod:`sandgate_plugin_api.version`). A backend plugin registers :class:`Backend` subclasses through the hook
+``sandgate_register_backends``; a policy plugin implements hooks that amend, refuse, observe or describe.
+
+Everything a plugin may import stands in ``__all__`` here, and in that of ``sandgate_errors``. A backend is checked by
+:mod:`sandgate_plugin_api.testsuite`.
 """
 
+from sandgate_plugin_api.agent_start import agent_command, agent_settings
 from sandgate_plugin_api.backend import (
     Backend,
     BackendContext,
     Capability,
 )
-from sandgate_plugin_api.hookspecs import PROJECT, Registrar, hookimpl
+from sandgate_plugin_api.hookspecs import HOOK_SECONDS, PROJECT, Registrar, hookimpl
+from sandgate_plugin_api.loading import ENTRY_POINT_GROUP
+from sandgate_plugin_api.policy import (
+    Activity,
+    AgentRequest,
+    Change,
+    Credentials,
+    Deployment,
+    ListQuery,
+    NewLife,
+    NewSandbox,
+    PolicyContext,
+    Reply,
+    ReplyKind,
+    RestRequest,
+    SandboxInfo,
+)
 from sandgate_plugin_api.records import (
     AgentAddress,
     Egress,
@@ -21,27 +42,40 @@ from sandgate_plugin_api.records import (
     Template,
     Usage,
 )
+from sandgate_plugin_api.version import API_VERSION, VERSION
 
 __all__ = [
     "API_VERSION",
     "ENTRY_POINT_GROUP",
+    "HOOK_SECONDS",
     "PROJECT",
+    "VERSION",
+    "Activity",
     "AgentAddress",
+    "AgentRequest",
     "Backend",
     "BackendContext",
     "Capability",
+    "Change",
+    "Credentials",
+    "Deployment",
     "Egress",
+    "ListQuery",
+    "NewLife",
+    "NewSandbox",
     "Placement",
+    "PolicyContext",
     "Registrar",
+    "Reply",
+    "ReplyKind",
     "Resources",
+    "RestRequest",
+    "SandboxInfo",
     "SandboxRequest",
     "Survivor",
     "Template",
     "Usage",
+    "agent_command",
+    "agent_settings",
     "hookimpl",
 ]
-
-#: Raised when a plugin written for the previous number would misbehave.
-API_VERSION = 1
-
-ENTRY_POINT_GROUP = "sandgate.plugins"
