@@ -24,23 +24,28 @@ PACKAGES = {
     "sandgate_edge": ROOT / "edge/sandgate_edge",
     "sandgate_errors": ROOT / "plugins/api/sandgate_errors",
     "sandgate_plugin_api": ROOT / "plugins/api/sandgate_plugin_api",
+    "sandgate_tracing": ROOT / "core/sandgate_tracing",
     **{folder.name: folder for folder in (ROOT / "plugins").glob("*/sandgate_plugin_*") if folder.parent.name != "api"},
 }
 PLUGINS = [name for name in PACKAGES if name.startswith("sandgate_plugin_") and name != "sandgate_plugin_api"]
 
 #: Which of our own packages each may import besides itself.
 OWN = {
-    "sandgate": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
+    "sandgate": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api", "sandgate_tracing"},
     "sandgate_agent": {"sandgate_api", "sandgate_errors"},
     "sandgate_api": set(),
     # It looks for the packages that it copies by their names.
     "sandgate_bundle": {"sandgate_errors"},
-    "sandgate_core": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api"},
-    "sandgate_edge": {"sandgate_api", "sandgate_errors"},
+    "sandgate_core": {"sandgate_api", "sandgate_errors", "sandgate_plugin_api", "sandgate_tracing"},
+    "sandgate_edge": {"sandgate_api", "sandgate_errors", "sandgate_tracing", "sandgate_plugin_api"},
     "sandgate_errors": set(),
-    "sandgate_plugin_api": {"sandgate_errors"},
+    "sandgate_plugin_api": {"sandgate_api", "sandgate_errors"},
+    "sandgate_tracing": {"sandgate_errors"},
     **{name: {"sandgate_api", "sandgate_bundle", "sandgate_errors", "sandgate_plugin_api"} for name in PLUGINS},
 }
+
+#: What only the suite that every backend passes may import: it is part of the contract, and run by tests alone.
+SUITE = {"grpc", "pytest", "pytest_asyncio", "sandgate_api"}
 
 #: What a package that goes into every sandbox, or into every plugin author's environment, may import from others.
 FOREIGN = {
@@ -48,8 +53,7 @@ FOREIGN = {
     "sandgate_api": {"grpc", "google.protobuf"},
     "sandgate_bundle": set(),
     "sandgate_errors": {"grpc"},
-    # pytest: the suite that every backend passes is part of the contract and is imported by tests only.
-    "sandgate_plugin_api": {"pluggy", "pytest"},
+    "sandgate_plugin_api": {"packaging", "pluggy", *SUITE},
 }
 
 #: Runs in the sandbox, as the program that becomes the agent without another start of the interpreter.
@@ -94,6 +98,15 @@ def test_package_with_few_dependencies_keeps_to_them(package: str) -> None:
         if name.partition(".")[0] not in sys.stdlib_module_names and not is_below(name, known)
     ]
     assert wrong == []
+
+
+def test_only_the_suite_for_backends_needs_more_than_a_plugin_does() -> None:
+    outside = [
+        f"{file} imports {name}"
+        for file, name in imports_of(PACKAGES["sandgate_plugin_api"])
+        if "/testsuite/" not in file and is_below(name, SUITE)
+    ]
+    assert outside == []
 
 
 def test_connect_protocol_needs_no_transport() -> None:
