@@ -26,6 +26,10 @@ class Tokens:
     def token_of(self, sandbox_id: str, *, version: int) -> str:
         return self._mac(f"v{version}:{sandbox_id}")[:_TOKEN_DIGITS]
 
+    def traffic_token_of(self, sandbox_id: str, *, version: int) -> str:
+        """For the sandbox's ports (R10); not the one that opens its agent."""
+        return self._mac(f"traffic:v{version}:{sandbox_id}")[:_TOKEN_DIGITS]
+
     @property
     def fingerprint(self) -> str:
         """Tells seeds apart without giving one away."""

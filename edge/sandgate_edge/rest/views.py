@@ -36,6 +36,7 @@ def sandbox_view(sandbox: sandboxes_pb2.Sandbox, *, domain: str | None) -> JsonO
     return {
         **_identity(sandbox),
         **_given("envdAccessToken", sandbox.access_token),
+        **_given("trafficAccessToken", sandbox.traffic_access_token),
         **_given("domain", domain),
     }
 

@@ -134,8 +134,9 @@ class NetworkRules(google.protobuf.message.Message):
     ALLOW_PUBLIC_TRAFFIC_FIELD_NUMBER: builtins.int
     MASK_REQUEST_HOST_FIELD_NUMBER: builtins.int
     allow_public_traffic: builtins.bool
-    """Absent: true."""
+    """Absent: true. False, for secured sandboxes only: requests to its ports must bring a token."""
     mask_request_host: builtins.str
+    """What requests to its ports say as host; `${PORT}` stands for the port. Empty: what the client said."""
     @property
     def allow_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -191,6 +192,7 @@ class Sandbox(google.protobuf.message.Message):
     ACCESS_TOKEN_FIELD_NUMBER: builtins.int
     PAUSE_MODE_FIELD_NUMBER: builtins.int
     AGENT_UNRESPONSIVE_AT_PAUSE_FIELD_NUMBER: builtins.int
+    TRAFFIC_ACCESS_TOKEN_FIELD_NUMBER: builtins.int
     id: builtins.str
     """`i` and 20 of [a-z0-9]."""
     template_id: builtins.str
@@ -207,6 +209,8 @@ class Sandbox(google.protobuf.message.Message):
     pause_mode: Global___PauseMode.ValueType
     agent_unresponsive_at_pause: builtins.bool
     """The agent gave no answer when the sandbox was paused; it may not after a resume either."""
+    traffic_access_token: builtins.str
+    """What requests to its ports must bring; empty unless its rules forbid public traffic."""
     @property
     def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """From readiness, not from the request."""
@@ -239,9 +243,10 @@ class Sandbox(google.protobuf.message.Message):
         access_token: builtins.str = ...,
         pause_mode: Global___PauseMode.ValueType = ...,
         agent_unresponsive_at_pause: builtins.bool = ...,
+        traffic_access_token: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["end_at", b"end_at", "network", b"network", "resources", b"resources", "started_at", b"started_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "agent_unresponsive_at_pause", b"agent_unresponsive_at_pause", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_mode", b"pause_mode", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "agent_unresponsive_at_pause", b"agent_unresponsive_at_pause", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_mode", b"pause_mode", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id", "traffic_access_token", b"traffic_access_token"]) -> None: ...
 
 Global___Sandbox: typing_extensions.TypeAlias = Sandbox
 
@@ -919,6 +924,44 @@ class LocateResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["agent", b"agent", "sandbox", b"sandbox"]) -> None: ...
 
 Global___LocateResponse: typing_extensions.TypeAlias = LocateResponse
+
+@typing.final
+class LocateStreamRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: builtins.int
+    @property
+    def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """One question each."""
+
+    def __init__(
+        self,
+        *,
+        ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids"]) -> None: ...
+
+Global___LocateStreamRequest: typing_extensions.TypeAlias = LocateStreamRequest
+
+@typing.final
+class LocateStreamResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: builtins.int
+    @property
+    def answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LocateResponse]:
+        """As many as there were ids, in their order. An empty one: it is not that simple (no such sandbox, asleep, its agent is not
+        known); Locate says more, and does something about it.
+        """
+
+    def __init__(
+        self,
+        *,
+        answers: collections.abc.Iterable[Global___LocateResponse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answers", b"answers"]) -> None: ...
+
+Global___LocateStreamResponse: typing_extensions.TypeAlias = LocateStreamResponse
 
 @typing.final
 class FindTemplateRequest(google.protobuf.message.Message):

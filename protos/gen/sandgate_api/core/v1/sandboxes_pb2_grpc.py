@@ -89,6 +89,11 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
                 _registered_method=True)
+        self.LocateStream = channel.stream_stream(
+                '/sandgate_api.core.v1.SandboxService/LocateStream',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamResponse.FromString,
+                _registered_method=True)
         self.FindTemplate = channel.unary_unary(
                 '/sandgate_api.core.v1.SandboxService/FindTemplate',
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindTemplateRequest.SerializeToString,
@@ -209,6 +214,14 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocateStream(self, request_iterator, context):
+        """Locate for who asks all the time: one stream, on which a question costs a fraction of a call. Each message is answered by
+        one message, in order, from memory and at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FindTemplate(self, request, context):
         """The template that an id or a name stands for. NOT_FOUND for an unknown one.
         """
@@ -324,6 +337,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.SerializeToString,
+            ),
+            'LocateStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.LocateStream,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamResponse.SerializeToString,
             ),
             'FindTemplate': grpc.unary_unary_rpc_method_handler(
                     servicer.FindTemplate,
@@ -663,6 +681,33 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/Locate',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sandgate_api.core.v1.SandboxService/LocateStream',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.LocateStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -205,6 +205,22 @@ _SandboxServiceLocateType = typing_extensions.TypeVar(
     ],
 )
 
+_SandboxServiceLocateStreamType = typing_extensions.TypeVar(
+    '_SandboxServiceLocateStreamType',
+    grpc.StreamStreamMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
+    ],
+)
+
 _SandboxServiceFindTemplateType = typing_extensions.TypeVar(
     '_SandboxServiceFindTemplateType',
     grpc.UnaryUnaryMultiCallable[
@@ -333,7 +349,7 @@ _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceFindTemplateType, _SandboxServiceListTemplatesType, _SandboxServiceCreateSnapshotType, _SandboxServiceListSnapshotsType, _SandboxServiceDeleteSnapshotType, _SandboxServiceForkType, _SandboxServiceUpdateNetworkType, _SandboxServiceFindByTokenHashType]):
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceLocateStreamType, _SandboxServiceFindTemplateType, _SandboxServiceListTemplatesType, _SandboxServiceCreateSnapshotType, _SandboxServiceListSnapshotsType, _SandboxServiceDeleteSnapshotType, _SandboxServiceForkType, _SandboxServiceUpdateNetworkType, _SandboxServiceFindByTokenHashType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -379,6 +395,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+            sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
@@ -460,6 +480,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
             sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+            sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindTemplateResponse,
@@ -525,6 +549,11 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
 
     Locate: _SandboxServiceLocateType
     """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    LocateStream: _SandboxServiceLocateStreamType
+    """Locate for who asks all the time: one stream, on which a question costs a fraction of a call. Each message is answered by
+    one message, in order, from memory and at once.
+    """
 
     FindTemplate: _SandboxServiceFindTemplateType
     """The template that an id or a name stands for. NOT_FOUND for an unknown one."""
@@ -598,6 +627,10 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.LocateRequest,
         sandgate_api.core.v1.sandboxes_pb2.LocateResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest,
+        sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.FindTemplateRequest,
@@ -720,6 +753,16 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.LocateResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.LocateResponse]]:
         """The data plane's question: does the sandbox exist, is it awake, and where is its agent. Never cached by callers."""
+
+    @abc.abstractmethod
+    def LocateStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[sandgate_api.core.v1.sandboxes_pb2.LocateStreamRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse], collections.abc.AsyncIterator[sandgate_api.core.v1.sandboxes_pb2.LocateStreamResponse]]:
+        """Locate for who asks all the time: one stream, on which a question costs a fraction of a call. Each message is answered by
+        one message, in order, from memory and at once.
+        """
 
     @abc.abstractmethod
     def FindTemplate(
