@@ -106,7 +106,9 @@ class Call:
             text = f"internal error, reference {reference}"
             await self._context.abort(grpc.StatusCode.INTERNAL, text, self._span())
         if not isinstance(error, Canceled):
-            await self._context.abort(status_of(error), _status_text(error.message), (*trailers_of(error), *self._span()))
+            await self._context.abort(
+                status_of(error), _status_text(error.message), (*trailers_of(error), *self._span())
+            )
 
     def _text(self, key: str) -> str:
         value = self._metadata.get(key, "")

@@ -102,6 +102,7 @@ def _of_serve(command: _Command) -> _Command:
             click.option("--on-exit", type=click.Choice(["keep", "kill"]), help="What becomes of sandboxes (keep)."),
             click.option("--database", metavar="URL", help="Store; SQLite in the state directory otherwise."),
             click.option("--metrics-listen", metavar="ADDRESS", help="Port or host:port for Prometheus (none)."),
+            click.option("--traces", type=click.Choice(["none", "otlp"]), help="Where traces go (none)."),
             click.option("--domain", help="Domain below which ports of sandboxes are reached."),
             click.option("--grpc-listen", metavar="ADDRESS", help="More gRPC addresses of the core, no TLS (none)."),
             click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Form of the log (auto)."),

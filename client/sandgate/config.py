@@ -127,6 +127,9 @@ class Settings(BaseModel):
     metrics_listen: str | None = Field(
         None, description="where the core shows metrics for Prometheus, `port` or `host:port`"
     )
+    traces: Literal["none", "otlp"] = Field(
+        "none", description="where traces go: `none`, or `otlp` to a collector that the variables `OTEL_*` name"
+    )
     audit_days: Number = Field(30, ge=1, le=3650, description="how long entries of the audit are kept, in days")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log; `auto` is text on a terminal, else JSON"

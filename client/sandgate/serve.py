@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import sandgate_tracing
 from sandgate import listening, runtime, state
 from sandgate.children import Child, Kind
 from sandgate.config import Configuration, Settings
@@ -82,11 +83,15 @@ class _Plan:
             "create_timeout": s.create_timeout,
             "metrics_listen": s.metrics_listen,
             "audit_days": s.audit_days,
+            "traces": s.traces,
             "log_level": s.log_level,
         }
 
-    def edge(self) -> Mapping[str, object]:
+    def edge(self, *, worker: int) -> Mapping[str, object]:
         return {
+            "worker": worker,
+            "metrics": self.settings.metrics_listen is not None,
+            "traces": self.settings.traces,
             "core": self.core_target,
             "internal_token": self.internal_token,
             "listen_fd": self.listener.fileno(),
@@ -103,6 +108,8 @@ class _Plan:
 def run(configuration: Configuration) -> None:
     """Serve until a signal says to stop. Raises SandgateError with one line when that cannot begin or go on."""
     settings = configuration.settings
+    if settings.traces == "otlp":
+        sandgate_tracing.check()
     log = Log(form=settings.log_format, level=settings.log_level)
     # The lock before the port: of two gateways with the same directory and port, the second should hear of the first.
     with (
@@ -194,7 +201,7 @@ class _Gateway:
 
     async def _start_edge(self, number: int, readers: asyncio.TaskGroup) -> Child:
         kind = replace(self._kind(_EDGE), pass_fds=(self._plan.listener.fileno(),))
-        self._edges[number] = await Child.start(kind, self._plan.edge(), log=self._log, tasks=readers)
+        self._edges[number] = await Child.start(kind, self._plan.edge(worker=number), log=self._log, tasks=readers)
         return self._edges[number]
 
     def _kind(self, kind: Kind) -> Kind:

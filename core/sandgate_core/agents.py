@@ -22,6 +22,7 @@ from sandgate_core.records import SandboxRecord
 from sandgate_core.samples import Sample
 from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
+from sandgate_tracing import Tracing
 
 __all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents"]
 
@@ -56,7 +57,8 @@ class _Shared:
 class Agents:
     """The channels, by target."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         # Oldest use first.
         self._by_target: OrderedDict[str, _Shared] = OrderedDict()
 
@@ -96,7 +98,16 @@ class Agents:
         async with self.channel(address.target) as channel:
             stub = agent_pb2_grpc.AgentStub(channel)
             try:
-                await stub.Init(request, timeout=_INIT_TIMEOUT, metadata=((AGENT_TOKEN, address.token),))
+                if self._tracing is None:
+                    await stub.Init(request, timeout=_INIT_TIMEOUT, metadata=((AGENT_TOKEN, address.token),))
+                else:
+                    await self._tracing.call(
+                        "agent Init",
+                        stub.Init,
+                        request,
+                        metadata=((AGENT_TOKEN, address.token),),
+                        timeout=_INIT_TIMEOUT,
+                    )
             except grpc.aio.AioRpcError as error:
                 _log.error("an agent refused Init", sandbox=record.id, code=error.code().name, details=error.details())
                 raise Internal("the sandbox could not be started: its agent does not answer") from error

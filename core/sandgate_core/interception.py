@@ -21,6 +21,7 @@ from sandgate_core.callers import Callers
 from sandgate_core.telemetry import Telemetry
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import status_of, trailers_of
+from sandgate_tracing import Tracing
 
 __all__ = ["Interceptor"]
 
@@ -29,6 +30,9 @@ _HEALTH = "/grpc.health.v1.Health/"
 #: character may take twelve bytes there.
 _LONGEST_MESSAGE = 500
 _LONGEST_REQUEST_ID = 128
+_LONGEST_SPAN_NAME = 64
+#: Calls that wait for something to happen: how long they take says nothing.
+_HELD = frozenset({"/sandgate_api.core.v1.EdgeService/Report"})
 _log = structlog.get_logger(__name__)
 
 _Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -37,7 +41,8 @@ _Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all services but health, which anybody may ask."""
 
-    def __init__(self, known: Callers, audit: Audit, telemetry: Telemetry) -> None:
+    def __init__(self, known: Callers, audit: Audit, telemetry: Telemetry, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._callers = known
         self._audit = audit
         self._telemetry = telemetry
@@ -100,10 +105,26 @@ class Interceptor(grpc.aio.ServerInterceptor):
                             method, caller, request=request, answer=answer, outcome=outcome, request_id=request_id
                         )
                     seconds = time.perf_counter() - began
-                    self._telemetry.call_ended(method, relayed=relayed, outcome=outcome, seconds=seconds)
+                    if method not in _HELD:
+                        self._telemetry.call_ended(method, relayed=relayed, outcome=outcome, seconds=seconds)
                     _log.debug("call", method=method, outcome=outcome, ms=round(1000 * seconds, 2))
 
-        return guarded
+        if self._tracing is None or method in _HELD:
+            return guarded
+        return _traced(method, guarded, self._tracing)
+
+
+def _traced(method: str, behaviour: _Behaviour, tracing: Tracing) -> Any:
+    """Below the caller's span, if it sent one."""
+    # The relay takes any name.
+    name = method.rpartition("/")[2][:_LONGEST_SPAN_NAME]
+
+    async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        carried = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        with tracing.incoming(name, carried, rpc_system="grpc"):
+            return await behaviour(request, context)
+
+    return traced
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: SandgateError) -> NoReturn:

@@ -17,14 +17,16 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from sandgate_api.core.v1 import audit_pb2_grpc, keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
+from sandgate_api.core.v1 import audit_pb2_grpc, edges_pb2_grpc, keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
 from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
 from sandgate_core.audit import Audit
 from sandgate_core.callers import DEFAULT_OWNER, Callers
+from sandgate_core.edges import Edges
 from sandgate_core.interception import Interceptor
 from sandgate_core.keys import Keys
+from sandgate_core.observed import observed
 from sandgate_core.sandboxes import Sandboxes
-from sandgate_core.services import AuditService, KeyService, Relay, SandboxService, TeamService
+from sandgate_core.services import AuditService, EdgeService, KeyService, Relay, SandboxService, TeamService
 from sandgate_core.settings import Settings
 from sandgate_core.states import State
 from sandgate_core.store import Store
@@ -33,6 +35,7 @@ from sandgate_core.telemetry import Telemetry
 from sandgate_core.tokens import Tokens
 from sandgate_errors import FailedPrecondition
 from sandgate_plugin_api import Backend
+from sandgate_tracing import Tracing
 
 __all__ = ["Core", "run_core"]
 
@@ -72,6 +75,8 @@ class _Records:
     teams: Teams
     audit: Audit
     telemetry: Telemetry
+    edges: Edges
+    tracing: Tracing | None
 
 
 @asynccontextmanager
@@ -91,15 +96,25 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
         created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
         await keys.load()
         audit = Audit(store, days=settings.audit_days)
-        telemetry = Telemetry()
+        telemetry, edges = Telemetry(), Edges()
+        tracing = Tracing.start("core") if settings.traces == "otlp" else None
+        if settings.metrics_listen is not None or tracing is not None:
+            backends = {
+                name: observed(backend, telemetry=telemetry, tracing=tracing) for name, backend in backends.items()
+            }
         async with (
+            _ended(tracing),
             keys.noting_use(),
             audit.writing(),
-            _agents() as agents,
+            _agents(tracing) as agents,
             _sandboxes(settings, store, teams, backends, agents) as sandboxes,
-            telemetry.served(settings.metrics_listen, sandboxes.counts),
+            telemetry.served(settings.metrics_listen, sandboxes.counts, edges),
             _served(
-                settings, sandboxes, _Records(keys, teams, audit, telemetry), tokens=tokens, agents=agents
+                settings,
+                sandboxes,
+                _Records(keys, teams, audit, telemetry, edges, tracing),
+                tokens=tokens,
+                agents=agents,
             ) as targets,
         ):
             yield Core(first_key_created=created, targets=targets, lost=store.lost)
@@ -122,8 +137,17 @@ async def _check_seed(store: Store, tokens: Tokens) -> None:
 
 
 @asynccontextmanager
-async def _agents() -> AsyncIterator[Agents]:
-    agents = Agents()
+async def _ended(tracing: Tracing | None) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+
+@asynccontextmanager
+async def _agents(tracing: Tracing | None) -> AsyncIterator[Agents]:
+    agents = Agents(tracing)
     try:
         yield agents
     finally:
@@ -159,13 +183,16 @@ async def _served(
     settings: Settings, sandboxes: Sandboxes, records: _Records, *, tokens: Tokens, agents: Agents
 ) -> AsyncIterator[list[str]]:
     callers = Callers(records.keys, internal_token=settings.internal_token.get_secret_value())
-    server = grpc.aio.server(interceptors=[Interceptor(callers, records.audit, records.telemetry)], options=_OPTIONS)
+    server = grpc.aio.server(
+        interceptors=[Interceptor(callers, records.audit, records.telemetry, records.tracing)], options=_OPTIONS
+    )
     service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
     sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(records.keys), server)
     teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(records.teams), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(records.audit), server)
-    server.add_generic_rpc_handlers((Relay(sandboxes, agents),))
+    edges_pb2_grpc.add_EdgeServiceServicer_to_server(EdgeService(records.edges), server)
+    server.add_generic_rpc_handlers((Relay(sandboxes, agents, records.tracing),))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     targets = [_listen(server, target) for target in settings.targets]
@@ -176,6 +203,7 @@ async def _served(
         yield targets
     finally:
         await checks.enter_graceful_shutdown()
+        records.edges.close()
         await server.stop(_DRAIN)
         _remove_sockets(targets)
 

@@ -48,6 +48,8 @@ class Settings(BaseModel):
     metrics_listen: str | None = Field(default=None, pattern=r"^\S+:[0-9]{1,5}$")
     #: How long entries of the audit are kept.
     audit_days: int = Field(default=30, ge=1, le=3650)
+    #: Where spans of calls go; see ``sandgate_tracing``.
+    traces: Literal["none", "otlp"] = "none"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("seed")

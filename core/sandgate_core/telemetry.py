@@ -1,4 +1,4 @@
-"""Numbers about the core for Prometheus, on an address of its own that is off unless it is named.
+"""Numbers about the gateway for Prometheus, on an address of its own that is off unless it is named.
 
 What is counted, and how each series is called, stands in docs/operations.md. Labels have few values whatever callers send:
 a relayed method's name is the caller's choice, so all relayed streams are one. Nothing names a team, key or sandbox.
@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from sandgate_core.chores import Pause, running
+from sandgate_core.edges import Edges
 from sandgate_errors import FailedPrecondition
 
 __all__ = ["Telemetry"]
@@ -56,6 +57,19 @@ class Telemetry:
             buckets=_LAG_BUCKETS,
             registry=self._registry,
         )
+        self._backend_calls = Histogram(
+            "sandgate_core_backend_seconds",
+            "Operations of backends, to their end.",
+            ["backend", "operation"],
+            buckets=_CALL_BUCKETS,
+            registry=self._registry,
+        )
+        self._backend_outcomes = Counter(
+            "sandgate_core_backend_calls",
+            "Operations of backends by outcome.",
+            ["backend", "operation", "outcome"],
+            registry=self._registry,
+        )
         ProcessCollector(registry=self._registry)
 
     @contextmanager
@@ -69,8 +83,12 @@ class Telemetry:
         if not relayed:
             self._calls.labels(name).observe(seconds)
 
+    def backend_did(self, backend: str, operation: str, *, outcome: str, seconds: float) -> None:
+        self._backend_outcomes.labels(backend, operation, outcome).inc()
+        self._backend_calls.labels(backend, operation).observe(seconds)
+
     @asynccontextmanager
-    async def served(self, listen: str | None, counts: Counts) -> AsyncIterator[None]:
+    async def served(self, listen: str | None, counts: Counts, edges: Edges) -> AsyncIterator[None]:
         """While the block runs, ``GET /metrics`` on ``host:port`` shows the series. Raises FailedPrecondition."""
         if listen is None:
             yield
@@ -79,7 +97,11 @@ class Telemetry:
         from aiohttp import web
 
         async def show(_: web.Request) -> web.Response:
-            return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            # The edges first: what they do to answer is part of the core's own numbers.
+            of_edges = generate_latest(await edges.collect())
+            return web.Response(
+                body=generate_latest(self._registry) + of_edges, headers={"Content-Type": CONTENT_TYPE_LATEST}
+            )
 
         self._registry.register(_Sandboxes(counts))
         app = web.Application()

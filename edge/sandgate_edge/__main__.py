@@ -30,6 +30,7 @@ from sandgate_edge.allocator import keep_freed_pieces
 from sandgate_edge.app import build
 from sandgate_edge.server import Server
 from sandgate_edge.settings import Settings
+from sandgate_errors import SandgateError
 
 # A settings line is a few hundred bytes.
 _MAX_LINE_BYTES = 1024 * 1024
@@ -76,7 +77,10 @@ async def _serve(settings: Settings) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     # A terminal sends it to the front as well, and the front says in which order its children end.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-    server = Server(build(settings))
+    try:
+        server = Server(build(settings))
+    except SandgateError as error:
+        raise _NotReady(error.message) from error
     try:
         await server.start(_listening(settings.listen_fd))
         stdin, _ = await loop.connect_read_pipe(lambda: _Lifeline(stop), sys.stdin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -20,10 +21,13 @@ from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2_grpc
 from sandgate_edge.core_client import MAX_METADATA_BYTES, Located
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import from_status
+from sandgate_tracing import Tracing
 
 __all__ = ["Agents", "error_of"]
 
 _MAX_CHANNELS = 1024
+# An agent ends its side of a stream right after the last message.
+_LAST_WORD_SECONDS = 1.0
 # Room for what surrounds the largest payload: field tags, a second field, framing.
 _SLACK_BYTES = 1024 * 1024
 
@@ -32,8 +36,15 @@ class Agents:
     """Stubs for the agent of a located sandbox. ``relay`` is the core's target, ``internal_token`` what its relay wants."""
 
     def __init__(
-        self, *, max_rpc_bytes: int, relay: str = "", internal_token: str = "", max_channels: int = _MAX_CHANNELS
+        self,
+        *,
+        max_rpc_bytes: int,
+        relay: str = "",
+        internal_token: str = "",
+        max_channels: int = _MAX_CHANNELS,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._relay = relay
         self._internal_token = internal_token
         self._max_channels = max_channels
@@ -85,6 +96,13 @@ class Agents:
             pairs.append(("keepalive-interval", str(keepalive)))
         return tuple(pairs)
 
+    async def last_word(self, call: Any) -> None:
+        """Where calls are traced: waits until the agent has told its part, which comes after its last message."""
+        if self._tracing is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_SECONDS):
+                    await call.code()
+
     def forget(self, located: Located) -> None:
         """Lets go of the channel of an agent that is gone.
 
@@ -102,7 +120,7 @@ class Agents:
         line = self._lines.get(located.agent_target)
         if line is None:
             self._make_room()
-            line = self._lines[located.agent_target] = _Line(located.agent_target, self._options)
+            line = self._lines[located.agent_target] = _Line(located.agent_target, self._options, self._tracing)
         else:
             self._lines.move_to_end(located.agent_target)
         return line
@@ -134,7 +152,8 @@ class Agents:
 class _Line:
     """One channel, its stubs, and the number of calls on it."""
 
-    def __init__(self, target: str, options: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, target: str, options: tuple[tuple[str, int], ...], tracing: Tracing | None) -> None:
+        self._tracing = tracing
         self.calls = 0
         self.when_idle: Callable[[_Line], None] | None = None
         self.channel = grpc.aio.insecure_channel(target, options=options)
@@ -146,7 +165,8 @@ class _Line:
 
     def _counted(self, stub: Any) -> Any:
         for name, method in vars(stub).items():
-            setattr(stub, name, self._counting(method))
+            counted = self._counting(method)
+            setattr(stub, name, counted if self._tracing is None else self._traced(name, counted, self._tracing))
         return stub
 
     def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,6 +174,15 @@ class _Line:
             call = method(*args, **kwargs)
             self.calls += 1
             call.add_done_callback(self._ended)
+            return call
+
+        return begin
+
+    def _traced(self, name: str, method: Callable[..., Any], tracing: Tracing) -> Callable[..., Any]:
+        def begin(*args: Any, metadata: tuple[tuple[str, str | bytes], ...], **kwargs: Any) -> Any:
+            outgoing = tracing.outgoing(f"agent {name}")
+            call = method(*args, metadata=(*metadata, *outgoing.metadata), **kwargs)
+            outgoing.follow(call)
             return call
 
         return begin

@@ -6,19 +6,23 @@ Middlewares, from the outside in: the log line, cross-origin preflight, errors t
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from sandgate_edge import cors, health, request_log, routing, rpc
+from sandgate_edge import cors, health, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
-from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS
+from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
 from sandgate_edge.rest import events, files, metrics, sandboxes, teams, templates
 from sandgate_edge.settings import Settings
+from sandgate_edge.telemetry import Reporter, Telemetry
 from sandgate_errors import InvalidArgument, SandgateError, Unimplemented
+from sandgate_tracing import Tracing
 
 __all__ = ["build"]
 
@@ -29,15 +33,20 @@ _AGENT_PATHS = frozenset({"/files", "/health", "/metrics"})
 
 
 def build(settings: Settings) -> web.Application:
-    """The application; its channels open when it starts and close when it ends."""
+    """The application; its channels open when it starts and close when it ends. Raises FailedPrecondition."""
+    traces = Tracing.start("edge") if settings.traces == "otlp" else None
+    outermost = [] if traces is None else [tracing.following(traces)]
     app = web.Application(
-        middlewares=[request_log.observe, cors.preflight, errors_to_responses, border_of_planes],
+        middlewares=[*outermost, request_log.observe, cors.preflight, errors_to_responses, border_of_planes],
         # Every handler bounds what it reads by its own rule; aiohttp's limit would only apply to some ways of reading.
         client_max_size=0,
     )
     app[SETTINGS] = settings
     app[STREAMS] = set()
-    app.cleanup_ctx.append(_channels)
+    app[TELEMETRY] = Telemetry()
+    app.cleanup_ctx.append(functools.partial(_channels, traces=traces))
+    if settings.metrics:
+        app.cleanup_ctx.append(_reporting)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(request_log.add_header)
     app.on_shutdown.append(_reset_streams)
@@ -53,15 +62,30 @@ def build(settings: Settings) -> web.Application:
     return app
 
 
-async def _channels(app: web.Application) -> AsyncIterator[None]:
+async def _channels(app: web.Application, traces: Tracing | None) -> AsyncIterator[None]:
     settings = app[SETTINGS]
-    app[CORE] = CoreClient(settings.core, settings.internal_token)
+    app[CORE] = CoreClient(settings.core, settings.internal_token, tracing=traces)
     app[AGENTS] = Agents(
-        max_rpc_bytes=settings.max_rpc_bytes, relay=settings.core, internal_token=settings.internal_token
+        max_rpc_bytes=settings.max_rpc_bytes,
+        relay=settings.core,
+        internal_token=settings.internal_token,
+        tracing=traces,
     )
     yield
     await app[AGENTS].close()
     await app[CORE].close()
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
+
+
+async def _reporting(app: web.Application) -> AsyncIterator[None]:
+    streams = app[STREAMS]
+    reporter = Reporter(
+        app[TELEMETRY], send=app[CORE].report, worker=app[SETTINGS].worker, streams=lambda: len(streams)
+    )
+    reporter.start()
+    yield
+    await reporter.close()
 
 
 async def _reset_streams(app: web.Application) -> None:

@@ -18,6 +18,8 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from sandgate_api.core.v1 import (
+    edges_pb2,
+    edges_pb2_grpc,
     keys_pb2,
     keys_pb2_grpc,
     sandboxes_pb2,
@@ -27,6 +29,7 @@ from sandgate_api.core.v1 import (
 )
 from sandgate_errors import Internal, SandgateError, Unauthenticated, Unavailable
 from sandgate_errors.grpc import from_status
+from sandgate_tracing import Tracing
 
 __all__ = ["MAX_METADATA_BYTES", "Admin", "CoreClient", "Located"]
 
@@ -90,13 +93,15 @@ class Admin:
 class CoreClient:
     """One per edge process."""
 
-    def __init__(self, target: str, internal_token: str) -> None:
+    def __init__(self, target: str, internal_token: str, *, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._sandboxes: sandboxes_pb2_grpc.SandboxServiceAsyncStub = sandboxes_pb2_grpc.SandboxServiceStub(
             self._channel
         )
         self._keys: keys_pb2_grpc.KeyServiceAsyncStub = keys_pb2_grpc.KeyServiceStub(self._channel)
         self._teams: teams_pb2_grpc.TeamServiceAsyncStub = teams_pb2_grpc.TeamServiceStub(self._channel)
+        self._edges: edges_pb2_grpc.EdgeServiceAsyncStub = edges_pb2_grpc.EdgeServiceStub(self._channel)
         self._internal_token = internal_token
 
     async def close(self) -> None:
@@ -111,6 +116,14 @@ class CoreClient:
         except grpc.aio.AioRpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def report(self, request: edges_pb2.ReportRequest) -> None:
+        """Tells the core this edge's numbers; returns when it wants them anew, however long that is."""
+        await self._ready()
+        try:
+            await self._edges.Report(request, metadata=(("internal-token", self._internal_token),))
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error) from error
 
     async def create(
         self, request: sandboxes_pb2.CreateRequest, *, api_key: str, request_id: str
@@ -217,7 +230,7 @@ class CoreClient:
         """A call without effect: when the core goes away in the middle, it is asked a second time."""
         await self._ready()
         try:
-            return await method(request, metadata=metadata, timeout=_CALL_SECONDS)
+            return await self._send(method, request, metadata)
         except grpc.aio.AioRpcError as error:
             if not _is_of_transport(error):
                 raise _error_of(error) from error
@@ -228,9 +241,18 @@ class CoreClient:
     ) -> Reply:
         await self._ready()
         try:
-            return await method(request, metadata=metadata, timeout=_CALL_SECONDS)
+            return await self._send(method, request, metadata)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error) from error
+
+    async def _send(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, metadata: Metadata
+    ) -> Reply:
+        if self._tracing is None:
+            return await method(request, metadata=metadata, timeout=_CALL_SECONDS)
+        name = f"core {type(request).__name__.removesuffix('Request')}"
+        reply: Reply = await self._tracing.call(name, method, request, metadata=metadata, timeout=_CALL_SECONDS)
+        return reply
 
     async def _ready(self) -> None:
         """Waits out a restart of the core. Calls are not queued in gRPC, whose queue would wait as long as the call."""

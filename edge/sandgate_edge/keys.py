@@ -13,12 +13,25 @@ from aiohttp import web
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.settings import Settings
+from sandgate_edge.telemetry import Telemetry
 
-__all__ = ["AGENTS", "CORE", "REQUEST_ID", "SANDBOX_ID", "SETTINGS", "STREAMS"]
+__all__ = [
+    "AGENTS",
+    "ANSWER_BEGAN",
+    "CORE",
+    "ERROR_CODE",
+    "REQUEST_ID",
+    "SANDBOX_ID",
+    "SETTINGS",
+    "STREAMS",
+    "TELEMETRY",
+    "TRACE_ID",
+]
 
 CORE: Final = web.AppKey("core", CoreClient)
 AGENTS: Final = web.AppKey("agents", Agents)
 SETTINGS: Final = web.AppKey("settings", Settings)
+TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
 STREAMS: Final[web.AppKey[set[asyncio.Transport]]] = web.AppKey("streams", set)
 """Connections whose answer has no end of its own; a stopping edge resets them instead of waiting."""
 
@@ -26,3 +39,9 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Request key: one id for one request, in every log line about it. Set by the outermost middleware."""
 SANDBOX_ID: Final = web.RequestKey("sandbox_id", str)
 """Request key: the sandbox a request is about, for the log; absent when it names none."""
+ANSWER_BEGAN: Final = web.RequestKey("answer_began", float)
+"""Request key: when the answer of a stream or a file began, by ``time.perf_counter``."""
+ERROR_CODE: Final = web.RequestKey("error_code", str)
+"""Request key: the Connect code that a stream ended with, whose status was 200 before."""
+TRACE_ID: Final = web.RequestKey("trace_id", str)
+"""Request key: the trace that the request belongs to, for the log; absent without traces."""

@@ -1,4 +1,4 @@
-"""One log line for one request, and the id that ties together all lines about it.
+"""One log line for one request, the same in numbers, and the id that ties together all lines about it.
 
 Never in a line: a query string (it may hold a signature), a header, a path that is not one of ours.
 """
@@ -13,9 +13,9 @@ from uuid import uuid4
 import structlog
 from aiohttp import hdrs, web
 
-from sandgate_edge.keys import REQUEST_ID, SANDBOX_ID
+from sandgate_edge.keys import ANSWER_BEGAN, ERROR_CODE, REQUEST_ID, SANDBOX_ID, TELEMETRY, TRACE_ID
 
-__all__ = ["add_header", "observe"]
+__all__ = ["add_header", "observe", "route_of"]
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _HEADER = "X-Request-Id"
@@ -31,6 +31,8 @@ async def observe(
     """The outermost middleware. Everything below it answers with a response, so what escapes is a client that left."""
     given = request.headers.get(_HEADER, "")
     request[REQUEST_ID] = given if _SANE_ID.fullmatch(given) else uuid4().hex
+    telemetry = request.app[TELEMETRY]
+    telemetry.in_flight += 1
     started = time.perf_counter()
     status = _CLIENT_CLOSED
     try:
@@ -38,19 +40,32 @@ async def observe(
         status = response.status
         return response
     finally:
+        ended = time.perf_counter()
+        route = route_of(request)
+        # Of a client that left before there was an answer, nobody knows how long it would have taken.
+        began = request.get(ANSWER_BEGAN, None if status == _CLIENT_CLOSED else ended)
+        telemetry.in_flight -= 1
+        telemetry.answered(
+            route,
+            request.method,
+            code=request.get(ERROR_CODE) or str(status),
+            seconds=None if began is None else began - started,
+        )
         _log.info(
             "request",
             method=request.method,
-            route=_route(request),
+            route=route,
             sandbox=_sandbox(request),
             status=status,
-            duration_ms=round((time.perf_counter() - started) * 1000, 1),
+            duration_ms=round((ended - started) * 1000, 1),
             request_id=request[REQUEST_ID],
+            **({"trace_id": request[TRACE_ID]} if TRACE_ID in request else {}),
         )
 
 
 async def add_header(request: web.Request, response: web.StreamResponse) -> None:
     """A signal of every response: the caller can quote the id, and no library version is told."""
+    request[ANSWER_BEGAN] = time.perf_counter()
     response.headers[hdrs.SERVER] = "sandgate"
     if (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[_HEADER] = request_id
@@ -62,6 +77,7 @@ def _sandbox(request: web.Request) -> str | None:
     return named if _SANE_ID.fullmatch(named) else None
 
 
-def _route(request: web.Request) -> str:
+def route_of(request: web.Request) -> str:
+    """The route as it stands in the table; never what a client made up."""
     resource = request.match_info.route.resource
     return "unmatched" if resource is None else resource.canonical

@@ -32,4 +32,10 @@ class Settings(BaseModel):
     """The greatest depth that a listing may ask for."""
     max_list_entries: int = Field(default=0, ge=0)
     """Entries in one listing; a longer one is refused whole."""
+    metrics: bool = False
+    """Whether the core shows metrics, and is to be told ours."""
+    worker: int = Field(default=0, ge=0)
+    """Which of the gateway's edges this is."""
+    traces: Literal["none", "otlp"] = "none"
+    """Where spans of requests go; see ``sandgate_tracing``."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,9 +1,10 @@
 """The gRPC services of the core: messages to domain and back, nothing else."""
 
 from sandgate_core.services.audit import AuditService
+from sandgate_core.services.edges import EdgeService
 from sandgate_core.services.keys import KeyService
 from sandgate_core.services.relay import Relay
 from sandgate_core.services.sandboxes import SandboxService
 from sandgate_core.services.teams import TeamService
 
-__all__ = ["AuditService", "KeyService", "Relay", "SandboxService", "TeamService"]
+__all__ = ["AuditService", "EdgeService", "KeyService", "Relay", "SandboxService", "TeamService"]

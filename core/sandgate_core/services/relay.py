@@ -19,6 +19,7 @@ from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, current
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_errors import InvalidArgument, PermissionDenied, SandboxNotFound, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
+from sandgate_tracing import AGENT_SPAN, TRACE_CONTEXT, Metadata, Tracing
 
 __all__ = ["SANDBOX_ID", "Relay"]
 
@@ -31,13 +32,14 @@ _OURS = frozenset({API_KEY, INTERNAL_TOKEN, SANDBOX_ID, AGENT_TOKEN})
 #: What belongs to one connection and is set anew by the library on the next.
 _HOP = ("grpc-", "user-agent", "content-type", "te", ":")
 
-_Metadata = tuple[tuple[str, str | bytes], ...]
+_Metadata = Metadata
 
 
 class Relay(grpc.GenericRpcHandler):
     """Serves every method of the agents' services."""
 
-    def __init__(self, sandboxes: Sandboxes, agents: Agents) -> None:
+    def __init__(self, sandboxes: Sandboxes, agents: Agents, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         self._sandboxes = sandboxes
         self._agents = agents
 
@@ -62,11 +64,11 @@ class Relay(grpc.GenericRpcHandler):
         if address is None:
             raise SandboxNotFound.of(record.id)
         async with self._agents.channel(address.target) as channel:
-            call: Any = channel.stream_stream(method)(timeout=_remaining(context), metadata=_onward(metadata, address))
+            call = self._begin(channel, method, context, metadata=_onward(metadata, address))
             try:
                 await _pass(call, context)
                 code, details = await call.code(), await call.details()
-                trailing = _pairs(await call.trailing_metadata())
+                trailing = self._trailing(await call.trailing_metadata())
             finally:
                 # The caller went away, or one direction failed: the agent must not go on for nobody.
                 call.cancel()
@@ -79,6 +81,21 @@ class Relay(grpc.GenericRpcHandler):
         if code is not grpc.StatusCode.OK:
             await context.abort(code, details, trailing)
         context.set_trailing_metadata(trailing)
+
+    def _begin(self, channel: grpc.aio.Channel, method: str, context: Any, *, metadata: _Metadata) -> Any:
+        begin: Any = channel.stream_stream(method)
+        if self._tracing is None:
+            return begin(timeout=_remaining(context), metadata=metadata)
+        outgoing = self._tracing.outgoing(f"agent {method.rpartition('/')[2][:64]}")
+        kept = tuple(pair for pair in metadata if pair[0] not in TRACE_CONTEXT)
+        call = begin(timeout=_remaining(context), metadata=(*kept, *outgoing.metadata))
+        outgoing.follow(call)
+        return call
+
+    def _trailing(self, metadata: Iterable[Any] | None) -> _Metadata:
+        """What the caller gets; the agent's span is made here where there are traces, and once."""
+        pairs = _pairs(metadata)
+        return pairs if self._tracing is None else tuple(pair for pair in pairs if pair[0] != AGENT_SPAN)
 
     async def _lost(self, sandbox_id: str) -> None:
         """The agent could not be reached: say whether the sandbox is gone, without the transport's text."""

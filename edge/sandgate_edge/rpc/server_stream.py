@@ -37,6 +37,7 @@ async def server_stream(request: web.Request, method: Method) -> web.StreamRespo
             while isinstance(message, Message):
                 if _is_last(message):
                     answer.hold(message)
+                    await request.app[AGENTS].last_word(call)
                     break
                 await answer.send(message)
                 message = await call.read()
