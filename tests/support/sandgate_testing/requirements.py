@@ -1,7 +1,7 @@
 """What a test needs of its machine, and what happens where that is missing.
 
 A machine without bubblewrap or Node still runs the rest: the test is skipped and says why. Where the whole must be
-tested, ``SANDGATE_REQUIRE=bubblewrap,node,packages,postgres`` names what must be there, and the same lack is a failure.
+tested, ``SANDGATE_REQUIRE=bubblewrap,docker,node,packages,postgres`` names what must be there, and the same lack is a failure.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import pytest
 
+from sandgate_testing.engine import why_no_engine
 from sandgate_testing.postgres import programs
 
 __all__ = ["lacking", "need"]
@@ -79,6 +80,7 @@ def _postgres() -> str | None:
 
 _CHECKS: dict[str, Callable[[], str | None]] = {
     "bubblewrap": _bubblewrap,
+    "docker": why_no_engine,
     "node": _node,
     "packages": _packages,
     "postgres": _postgres,
