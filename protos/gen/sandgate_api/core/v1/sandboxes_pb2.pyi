@@ -886,17 +886,23 @@ class AgentAddress(google.protobuf.message.Message):
 
     TARGET_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
+    RELAY_FIELD_NUMBER: builtins.int
     target: builtins.str
     """A gRPC target, for example `unix:/run/sandgate/x/agent.sock`."""
     token: builtins.str
     """Goes into the call metadata `agent-token`."""
+    relay: builtins.bool
+    """True: the sandbox is another core's, and the target is that core's relay. It takes the token as `relay-token`, with the
+    sandbox's id in `sandbox-id`.
+    """
     def __init__(
         self,
         *,
         target: builtins.str = ...,
         token: builtins.str = ...,
+        relay: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["target", b"target", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["relay", b"relay", "target", b"target", "token", b"token"]) -> None: ...
 
 Global___AgentAddress: typing_extensions.TypeAlias = AgentAddress
 
@@ -1014,10 +1020,12 @@ class Template(google.protobuf.message.Message):
     FOUND_AT_FIELD_NUMBER: builtins.int
     SPAWN_COUNT_FIELD_NUMBER: builtins.int
     LAST_SPAWNED_AT_FIELD_NUMBER: builtins.int
+    ENVD_VERSION_FIELD_NUMBER: builtins.int
     id: builtins.str
     backend: builtins.str
     spawn_count: builtins.int
     """Of the caller's sandboxes that are on record."""
+    envd_version: builtins.str
     @property
     def aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -1040,9 +1048,10 @@ class Template(google.protobuf.message.Message):
         found_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         spawn_count: builtins.int = ...,
         last_spawned_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        envd_version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["found_at", b"found_at", "last_spawned_at", b"last_spawned_at", "resources", b"resources"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "backend", b"backend", "found_at", b"found_at", "id", b"id", "last_spawned_at", b"last_spawned_at", "resources", b"resources", "spawn_count", b"spawn_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "backend", b"backend", "envd_version", b"envd_version", "found_at", b"found_at", "id", b"id", "last_spawned_at", b"last_spawned_at", "resources", b"resources", "spawn_count", b"spawn_count"]) -> None: ...
 
 Global___Template: typing_extensions.TypeAlias = Template
 
