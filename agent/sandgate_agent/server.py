@@ -84,7 +84,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         (*(generic_handler(service.name, service.methods(), token) for service in services), health.handler())
     )
     try:
-        await _listen(server, settings.listen)
+        await _listen(server, settings)
         _warm_usual_account(accounts, launcher)
         ready()
         status = await stop
@@ -101,16 +101,26 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         await launcher.close()
 
 
-async def _listen(server: grpc.aio.Server, address: str) -> None:
+async def _listen(server: grpc.aio.Server, settings: Settings) -> None:
+    address = settings.listen
     path = address.removeprefix("unix:")
     try:
-        port = server.add_insecure_port(address)
+        if settings.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            pair = (settings.tls.key.encode(), settings.tls.certificate.encode())
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         await server.start()
     except RuntimeError as error:
         raise BadSettings(f"cannot listen on {address}: {error}") from None
     if port == 0:
         raise BadSettings(f"cannot listen on {address}")
-    if path != address:
+    if settings.folder is not None:
+        # That folder keeps strangers away by itself; root in here may be nobody out there, where the callers are.
+        os.chmod(path, 0o666)
+        # Whoever could read this process's descriptors could otherwise put something else in the socket's place.
+        os.close(settings.folder)
+    elif path != address:
         os.chmod(path, 0o600)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-__all__ = ["BadSettings", "Settings", "read_line"]
+__all__ = ["BadSettings", "Identification", "Settings", "read_line"]
 
 _IDENTITIES = ("switch", "nested", "same")
 _NETWORKS = ("own", "shared")
@@ -19,6 +19,14 @@ _LARGEST_PORT = 65535
 
 class BadSettings(Exception):
     """One line for whoever wrote the backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identification:
+    """What an agent proves itself with to its callers; PEM."""
+
+    certificate: str
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,10 @@ class Settings:
     sudo: str | None = None
     #: Whether the network is this sandbox's alone. Where it is not, a tunnel reaches what its own processes listen on.
     network: str = "shared"
+    #: The descriptor of the folder in which ``listen`` is, where that folder has no path in the sandbox; None: it has one.
+    folder: int | None = None
+    #: What ``listen`` is served with; None: without TLS.
+    tls: Identification | None = None
 
     @classmethod
     def parse(cls, line: bytes) -> Settings:
@@ -55,6 +67,8 @@ class Settings:
             system_files=_flag(given, "system_files"),
             sudo=_text(given, "sudo") if given.get("sudo") is not None else None,
             network=_text(given, "network") if given.get("network") is not None else cls.network,
+            folder=_descriptor(given.get("folder")),
+            tls=_identification(given.get("tls")),
         )
         settings.check()
         return settings
@@ -70,6 +84,10 @@ class Settings:
             raise BadSettings(f"the identity '{self.identity}' needs an agent that is root in its namespace")
         if self.sudo is not None and (self.identity == "same" or not self.sudo.startswith("/")):
             raise BadSettings("sudo is an absolute path, and not for the identity 'same', where all are one user")
+        if self.folder is not None and not self.listen.startswith(f"unix:/proc/self/fd/{self.folder}/"):
+            raise BadSettings("folder is the descriptor through which listen goes: unix:/proc/self/fd/<folder>/<name>")
+        if self.tls is not None and self.listen.startswith("unix:"):
+            raise BadSettings("tls is for an agent that listens on a port")
         _check_address(self.listen)
 
 
@@ -107,6 +125,23 @@ def _flag(given: Mapping[str, object], name: str) -> bool:
     if not isinstance(value, bool):
         raise BadSettings(f"{name} is not true or false")
     return value
+
+
+def _descriptor(given: object) -> int | None:
+    if given is None:
+        return None
+    # The first three are the starter's.
+    if not isinstance(given, int) or isinstance(given, bool) or given < 3:
+        raise BadSettings("folder is not the number of a descriptor")
+    return given
+
+
+def _identification(given: object) -> Identification | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise BadSettings("tls is not an object")
+    return Identification(certificate=_text(given, "certificate"), key=_text(given, "key"))
 
 
 def _homes(given: object) -> dict[str, str]:

@@ -59,11 +59,16 @@ _STANDARD = (0, 1, 2)
 _SWEEP_SECONDS = 1.5
 
 
-def fork_root_spawner(identity: str) -> tuple[int, socket.socket]:
-    """Fork the root spawner: its pid and the control socket. Call before any thread, asyncio or grpc exists."""
+def fork_root_spawner(identity: str, *, withheld: int | None = None) -> tuple[int, socket.socket]:
+    """Fork the root spawner: its pid and the control socket. Call before any thread, asyncio or grpc exists.
+
+    ``withheld`` is a descriptor of the agent's that neither a spawner nor a program may have.
+    """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
+        if withheld is not None:
+            os.close(withheld)
         _live(lambda: _RootSpawner(theirs, identity).run(), close=(ours,))
     theirs.close()
     return pid, ours
