@@ -26,13 +26,14 @@ from sandgate_tracing import Tracing
 __all__ = ["Interceptor"]
 
 _HEALTH = "/grpc.health.v1.Health/"
+_OURS = "/sandgate_api.core.v1."
 #: Characters of a message. It may quote what a caller sent, and gRPC refuses trailers above 8 KiB altogether; one
 #: character may take twelve bytes there.
 _LONGEST_MESSAGE = 500
 _LONGEST_REQUEST_ID = 128
 _LONGEST_SPAN_NAME = 64
 #: Calls that wait for something to happen: how long they take says nothing.
-_HELD = frozenset({"/sandgate_api.core.v1.EdgeService/Report"})
+_HELD = frozenset({f"{_OURS}EdgeService/Report", f"{_OURS}SandboxService/LocateStream"})
 _log = structlog.get_logger(__name__)
 
 _Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -58,7 +59,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
             found: grpc.RpcMethodHandler[Any, Any] | None = handler  # None: the library answers "unimplemented"
             return found
         if handler.request_streaming != handler.response_streaming:
-            raise TypeError(f"{method}: only unary calls and relayed streams are served here")
+            raise TypeError(f"{method}: only unary calls and streams both ways are served here")
+        if handler.request_streaming and method.startswith(_OURS):
+            return grpc.stream_stream_rpc_method_handler(
+                self._around(method, handler.stream_stream), handler.request_deserializer, handler.response_serializer
+            )
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(self._relayed(method, handler.stream_stream))
         return grpc.unary_unary_rpc_method_handler(

@@ -47,6 +47,7 @@ from sandgate_errors import (
     InvalidArgument,
     SandboxNotFound,
     SandboxUnreachable,
+    SandgateError,
     Unavailable,
 )
 from sandgate_plugin_api import AgentAddress, Backend
@@ -61,6 +62,8 @@ _EXPIRY_RETRY = 2 * clock.MICROSECONDS
 _LOCATE_PATIENCE = 10.0
 #: Microseconds of life after traffic has woken a sandbox, at least (C48).
 _SHORTEST_WOKEN_LIFE = 300 * clock.MICROSECONDS
+#: In which a sandbox serves requests of the data plane.
+_AWAKE = frozenset({State.RUNNING, State.SNAPSHOTTING})
 _log = structlog.get_logger(__name__)
 
 
@@ -188,10 +191,20 @@ class Sandboxes:
             if not wake:
                 return live.record, None
             await self._errands.finish(self._wake(live))
-        if live.record.state not in {State.RUNNING, State.SNAPSHOTTING}:
+        if live.record.state not in _AWAKE:
             raise SandboxNotFound.of(live.record.id)
         if live.agent is None:
             raise SandboxUnreachable("the sandbox is there, but its agent does not answer")
+        return live.record, live.agent
+
+    def at_hand(self, sandbox_id: str, caller: Caller) -> tuple[SandboxRecord, AgentAddress] | None:
+        """What :meth:`locate` would say, if that needs neither a backend nor an explanation."""
+        try:
+            live = self._shown(sandbox_id, caller)
+        except SandgateError:
+            return None
+        if live.agent is None or live.record.state not in _AWAKE:
+            return None
         return live.record, live.agent
 
     # Operations
@@ -313,7 +326,7 @@ class Sandboxes:
         """Only a sandbox that is awake has an end to move (C31)."""
         if record.state in {State.PAUSING, State.RESUMING}:
             raise Conflict(f"sandbox {record.id} is {record.state.value}")
-        if record.state not in {State.RUNNING, State.SNAPSHOTTING}:
+        if record.state not in _AWAKE:
             raise SandboxNotFound.of(record.id)
 
     async def _set_timeout(self, live: Live, *, timeout: int, extend_only: bool) -> SandboxRecord:

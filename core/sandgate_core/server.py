@@ -204,6 +204,7 @@ async def _served(
     finally:
         await checks.enter_graceful_shutdown()
         records.edges.close()
+        service.end_streams()
         await server.stop(_DRAIN)
         _remove_sockets(targets)
 

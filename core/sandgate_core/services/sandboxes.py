@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_core import clock
 from sandgate_core.admission import CreateSpec
-from sandgate_core.callers import current
+from sandgate_core.callers import Caller, current
 from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
 from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
 from sandgate_core.repeats import check_key, digest_of
@@ -22,7 +22,8 @@ from sandgate_core.states import State
 from sandgate_core.store import Change
 from sandgate_core.token_search import TokenSearch
 from sandgate_core.tokens import Tokens
-from sandgate_errors import InvalidArgument, SandboxNotFound
+from sandgate_errors import InvalidArgument, SandboxNotFound, Unavailable
+from sandgate_plugin_api import AgentAddress
 
 __all__ = ["SandboxService"]
 
@@ -46,6 +47,12 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         self._tokens = tokens
         self._token_search = TokenSearch(tokens)
         self._envd_version = envd_version
+        self._streams: set[asyncio.Task[None]] = set()
+
+    def end_streams(self) -> None:
+        """The core stops: these have no end of their own."""
+        for stream in self._streams:
+            stream.cancel()
 
     async def Create(self, request: sandboxes_pb2.CreateRequest, context: Any) -> sandboxes_pb2.CreateResponse:  # noqa: N802
         record = await self._sandboxes.create(_spec_of(request), current())
@@ -125,13 +132,31 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         record, agent = await self._sandboxes.locate(
             request.id, caller, agent_lost=request.agent_lost, wake=request.wake
         )
-        return sandboxes_pb2.LocateResponse(
-            # Asked before every request of the data plane: no more than that needs, and nothing that a client can make large.
-            sandbox=sandboxes_pb2.Sandbox(
-                id=record.id, state=_STATE_OF[shown_state(record.state)], access_token=self._access_token_of(record)
-            ),
-            agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
-        )
+        return self._location(record, agent)
+
+    async def LocateStream(self, requests: AsyncIterator[sandboxes_pb2.LocateStreamRequest], context: Any) -> None:  # noqa: N802
+        caller = current()
+        caller.must_be_internal()
+        answering = asyncio.create_task(self._answer(requests, context, caller))
+        self._streams.add(answering)
+        try:
+            await asyncio.wait({answering})
+        finally:
+            answering.cancel()
+            self._streams.discard(answering)
+        if answering.cancelled():
+            raise Unavailable("the core is stopping")
+        answering.result()
+
+    async def _answer(
+        self, requests: AsyncIterator[sandboxes_pb2.LocateStreamRequest], context: Any, caller: Caller
+    ) -> None:
+        async for request in requests:
+            answer = sandboxes_pb2.LocateStreamResponse()
+            for sandbox_id in request.ids:
+                found = self._sandboxes.at_hand(sandbox_id, caller)
+                answer.answers.append(sandboxes_pb2.LocateResponse() if found is None else self._location(*found))
+            await context.write(answer)
 
     async def FindTemplate(  # noqa: N802
         self, request: sandboxes_pb2.FindTemplateRequest, context: Any
@@ -146,6 +171,15 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             self._sandboxes.secured(), before=request.before, after=request.after, sha256=request.sha256
         )
         return sandboxes_pb2.FindByTokenHashResponse(id=found)
+
+    def _location(self, record: SandboxRecord, agent: AgentAddress | None) -> sandboxes_pb2.LocateResponse:
+        return sandboxes_pb2.LocateResponse(
+            # Asked before every request of the data plane: no more than that needs, and nothing that a client can make large.
+            sandbox=sandboxes_pb2.Sandbox(
+                id=record.id, state=_STATE_OF[shown_state(record.state)], access_token=self._access_token_of(record)
+            ),
+            agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
+        )
 
     def _message_of(self, record: SandboxRecord) -> sandboxes_pb2.Sandbox:
         return sandboxes_pb2.Sandbox(
