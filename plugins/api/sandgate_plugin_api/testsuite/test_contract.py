@@ -1,0 +1,83 @@
+"""What a backend says about itself: its name, what it can, what it is made from, how it is configured."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from sandgate_errors import FailedPrecondition, NotFound, Unavailable
+from sandgate_plugin_api.backend import Backend, Capability
+from sandgate_plugin_api.records import Template, Usage
+from sandgate_plugin_api.testsuite.box import Box
+from sandgate_plugin_api.testsuite.deployment import Deployment, Options
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_name_is_the_one_it_was_asked_for(backend: Backend, options: Options) -> None:
+    assert backend.name == options.backend
+
+
+async def test_capabilities_are_a_set_of_capability(backend: Backend) -> None:
+    assert isinstance(backend.capabilities, frozenset)
+    assert {type(capability) for capability in backend.capabilities} <= {Capability}
+    assert isinstance(backend.host_bound, bool)
+
+
+async def test_setting_that_does_not_exist_is_refused_by_name(deployment: Deployment) -> None:
+    backend = deployment.construct(no_such_setting=1)
+    try:
+        with pytest.raises(FailedPrecondition, match="no_such_setting"):
+            await backend.open()
+    finally:
+        await backend.close()
+
+
+async def test_may_be_opened_and_closed_again_and_again(deployment: Deployment) -> None:
+    for _ in range(3):
+        async with deployment.backend() as backend:
+            assert list(await backend.survey()) == []
+
+
+async def test_listed_templates_are_whole_and_have_one_name_each(backend: Backend) -> None:
+    templates = await backend.templates()
+    assert all(isinstance(template, Template) for template in templates)
+    names = [name for template in templates for name in (template.id, *template.aliases)]
+    assert len(names) == len(set(names)), f"two templates share a name: {names}"
+    for template in templates:
+        assert template.id
+        assert min(template.resources.cpu_count, template.resources.memory_mb, template.resources.disk_size_mb) > 0
+
+
+async def test_template_is_found_by_its_id(deployment: Deployment, backend: Backend) -> None:
+    template = await deployment.template(backend)
+    assert await backend.find_template(template.id) == template
+
+
+async def test_template_that_does_not_exist_is_not_found(backend: Backend) -> None:
+    # Unavailable: the name might be one of a registry that cannot be asked now.
+    try:
+        found = await backend.find_template("no-such-template-9f2c71")
+    except (NotFound, Unavailable):
+        return
+    assert found is None
+
+
+async def test_diagnose_gives_rows_for_doctor(backend: Backend, deployment: Deployment) -> None:
+    assert not inspect.iscoroutinefunction(type(backend).diagnose)
+    for row in type(backend).diagnose(deployment.options.settings):
+        what, works, how = row
+        assert isinstance(what, str)
+        assert isinstance(works, bool)
+        assert isinstance(how, str)
+        assert "\n" not in what + how
+
+
+async def test_usage_is_measured_or_left_to_the_agent(box: Box) -> None:
+    usage = await box.backend.usage(box.handle)
+    if usage is None:
+        return
+    assert isinstance(usage, Usage)
+    assert 0 <= usage.cpu_used_pct <= 100
+    assert 0 < usage.mem_used <= usage.mem_total
