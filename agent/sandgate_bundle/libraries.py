@@ -22,6 +22,7 @@ __all__ = ["Loader", "loader_of", "needed_by"]
 _PT_INTERP = 3
 _CLASS_64 = 2
 _BIG_ENDIAN = 2
+_SHORTEST_HEADER = 52
 _FOUND = re.compile(r"^\s+(\S+) => (/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _MISSING = re.compile(r"^\s*(\S+) => not found$|^Error loading shared library (\S+):", re.MULTILINE)
 #: Loaded by name when they are needed: by the end of a thread, and by look-ups of accounts (before glibc 2.34).
@@ -56,7 +57,7 @@ def loader_of(program: Path) -> Loader | None:
 
 
 def _interpreter(head: bytes) -> str | None:
-    if head[:4] != b"\x7fELF":
+    if head[:4] != b"\x7fELF" or len(head) < _SHORTEST_HEADER:
         raise FailedPrecondition("the interpreter is no ELF program")
     order = ">" if head[5] == _BIG_ENDIAN else "<"
     wide = head[4] == _CLASS_64

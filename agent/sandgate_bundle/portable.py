@@ -2,12 +2,14 @@
 
 ::
 
-    bin/python3               the interpreter that runs the gateway
-    lib/ld-linux-x86-64.so.2  its loader, which starts it: what the image has, or has not, is never asked
-    lib/*.so*                 the shared libraries of everything here
-    lib/python3.N             the standard library, trimmed and compiled
-    agent                     the agent's packages, and a ``__main__`` that the backend may choose
-    manifest.json             what it was made from, and the SHA-256 of each file
+    <state>/portable-<hash>
+        manifest.json                  what it was made from, and the SHA-256 of each file
+        root                           what sandboxes see
+            bin/python3                the interpreter that runs the gateway
+            lib/ld-linux-x86-64.so.2   its loader, which starts it: what the image has, or has not, is never asked
+            lib/*.so*                  the shared libraries of everything here
+            lib/python3.N              the standard library, trimmed and compiled
+            agent                      the agent's packages, and a ``__main__`` that the backend may choose
 
 It is named after what it was made from, so an upgrade of the gateway, of Python or of the C library makes another, and a
 gateway never starts an older agent than its own. Each start of a gateway compares every file with the manifest: a damaged
@@ -52,6 +54,7 @@ _PREFIX = "portable-"
 #: Variables by which an image would reach into a loader that is not its own. An agent must be started without them.
 UNSET = ("GCONV_PATH", "GLIBC_TUNABLES", "LD_AUDIT", "LD_BIND_NOW", "LD_DEBUG", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _MANIFEST = "manifest.json"
+_ROOT = "root"
 _PYTHON = "bin/python3"
 _AGENT = "agent"
 _ISOLATED = ("-I", "-S", "-X", "utf8")
@@ -76,8 +79,8 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """What ``forget`` knows it by."""
-        return self.path.name
+        """What :func:`forget_portable` knows it by."""
+        return self.path.parent.name
 
     def command(self, *arguments: str) -> list[str]:
         """Program and arguments of the process that becomes the agent, as the sandbox sees them.
@@ -94,13 +97,16 @@ def make_portable(state: Path, *, entrance: Path | None = None) -> Bundle:
     tenths of one later. One process at a time may work in ``state``. Raises FailedPrecondition.
     """
     parts = _Parts.of_this_gateway(entrance)
-    current = _current(state, parts)
-    if current is None:
-        return Bundle(path=_make(state, parts), loader=parts.loader)
-    if damaged := sorted(_damaged(current)):
-        _log.warning("the agent's bundle %s is damaged and is mended: %s", current.name, ", ".join(damaged[:5]))
-        _mend(current, damaged, parts)
-    return Bundle(path=current, loader=parts.loader)
+    try:
+        current = _current(state, parts)
+        if current is None:
+            current = _make(state, parts)
+        elif damaged := sorted(_damaged(current)):
+            _log.warning("the agent's bundle %s is damaged and is mended: %s", current.name, ", ".join(damaged[:5]))
+            _mend(current, parts)
+    except OSError as error:
+        raise FailedPrecondition(f"the agent's bundle cannot be made in '{state}': {error}") from error
+    return Bundle(path=current / _ROOT, loader=parts.loader)
 
 
 def forget_portable(state: Path, *, keep: AbstractSet[str]) -> None:
@@ -177,9 +183,9 @@ def _damaged(folder: Path) -> Iterator[str]:
     """Files that are not what the manifest says, missing ones, and those that it does not name."""
     manifest = _read_manifest(folder)
     known = {} if manifest is None else manifest["files"]
-    present = {str(path.relative_to(folder)) for path in _all_files(folder)} - {_MANIFEST}
+    present = {str(path.relative_to(folder / _ROOT)) for path in _all_files(folder / _ROOT)}
     yield from present ^ known.keys()
-    yield from (name for name in present & known.keys() if _fingerprint(folder / name) != known[name])
+    yield from (name for name in present & known.keys() if _fingerprint(folder / _ROOT / name) != known[name])
 
 
 def _all_files(folder: Path) -> Iterator[Path]:
@@ -201,70 +207,74 @@ def _make(state: Path, parts: _Parts) -> Path:
     state.mkdir(parents=True, exist_ok=True)
     with draft_beside(state / _PREFIX, prefix=_PREFIX) as draft:
         manifest = _fill(draft, parts)
-        name = (
-            f"{_PREFIX}{hashlib.sha256(json.dumps(manifest['sources']).encode() + parts.key.encode()).hexdigest()[:16]}"
-        )
-        target = state / name
+        about = json.dumps([parts.key, manifest["sources"]], sort_keys=True)
+        target = state / f"{_PREFIX}{hashlib.sha256(about.encode()).hexdigest()[:16]}"
         if target.exists():
-            # Made from the same and yet not found to be whole: its manifest is damaged.
-            _replace(target, draft, names=sorted({*_damaged(target), *manifest["files"], _MANIFEST}))
+            # Made from the same, and yet not known for it: its manifest is damaged.
+            _replace(target, draft, manifest)
         else:
             draft.rename(target)
     return target
 
 
-def _mend(folder: Path, damaged: list[str], parts: _Parts) -> None:
+def _mend(folder: Path, parts: _Parts) -> None:
     with draft_beside(folder, prefix=_PREFIX) as draft:
-        manifest = _fill(draft, parts)
-        _replace(folder, draft, names=[*damaged, *manifest["files"], _MANIFEST])
+        _replace(folder, draft, _fill(draft, parts))
     if still := sorted(_damaged(folder)):
         raise FailedPrecondition(f"the agent's bundle '{folder}' cannot be mended: {still[0]}")
 
 
-def _replace(folder: Path, draft: Path, *, names: list[str]) -> None:
-    """Put the draft's files into the places of the old, one by one; remove those that the draft does not have."""
-    for name in dict.fromkeys(names):
-        old, new = folder / name, draft / name
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old)
-        if new.exists():
-            old.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            new.replace(old)
-        else:
-            old.unlink(missing_ok=True)
-    for current, _, _ in os.walk(folder):
+def _replace(folder: Path, draft: Path, manifest: _Manifest) -> None:
+    """Put what the draft has in other content into the place of the old, file by file, and take away what it has not."""
+    root = folder / _ROOT
+    root.mkdir(exist_ok=True)
+    for path in [*_all_files(root)]:
+        if str(path.relative_to(root)) not in manifest["files"]:
+            path.unlink()
+    for name, fingerprint in manifest["files"].items():
+        if _fingerprint(root / name) != fingerprint:
+            _put(draft / _ROOT / name, root / name)
+    for current, _, _ in os.walk(root):
         Path(current).chmod(0o755)
+    (draft / _MANIFEST).replace(folder / _MANIFEST)
+
+
+def _put(new: Path, old: Path) -> None:
+    if old.is_dir():
+        shutil.rmtree(old)
+    old.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new.replace(old)
 
 
 def _fill(draft: Path, parts: _Parts) -> _Manifest:
     """Build it, and return the manifest that is written last of all."""
+    root = draft / _ROOT
+    root.mkdir()
     library = standard_library.folder_name()
+    modules = standard_library.modules()
     copies = {
         _PYTHON: parts.interpreter,
         **{f"{library}/{place}": path for place, path in standard_library.extensions().items()},
     }
-    copy_all({f"{library}/{place}": path for place, path in standard_library.modules().items()}, draft)
-    copy_all({f"{_AGENT}/{place}": path for place, path in parts.packages.items()}, draft)
-    copy_all(copies, draft)
-    (draft / library / "lib-dynload").mkdir(exist_ok=True)
-    libraries = _libraries(draft, parts, copies)
-    copy_all(libraries, draft)
-    compile_all(draft, inner=MOUNT, keep_sources=False)
-    programs = {_PYTHON} | ({f"lib/{parts.loader.name}"} if parts.loader is not None else set())
-    open_to_all(draft, programs=programs)
-    modules = [file for source in standard_library.modules().values() for file in files_of(source)]
-    outside = [*copies.values(), *libraries.values(), *modules]
+    libraries = _libraries(parts, copies)
+    copy_all({f"{library}/{place}": path for place, path in modules.items()}, root)
+    copy_all({f"{_AGENT}/{place}": path for place, path in parts.packages.items()}, root)
+    copy_all({**copies, **libraries}, root)
+    # By which the interpreter knows where it is, also one that has no such modules.
+    (root / library / "lib-dynload").mkdir(exist_ok=True)
+    compile_all(root, inner=MOUNT, keep_sources=False)
+    open_to_all(root, programs={_PYTHON, *([] if parts.loader is None else [f"lib/{parts.loader.name}"])})
+    outside = [*copies.values(), *libraries.values(), *(file for path in modules.values() for file in files_of(path))]
     manifest: _Manifest = {
         "key": parts.key,
         "sources": {str(path): _state_of(path) for path in outside},
-        "files": {str(file.relative_to(draft)): _fingerprint(file) for file in sorted(_all_files(draft))},
+        "files": {str(file.relative_to(root)): _fingerprint(file) for file in sorted(_all_files(root))},
     }
     (draft / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-    open_to_all(draft, programs=programs)
     return manifest
 
 
-def _libraries(draft: Path, parts: _Parts, copies: Mapping[str, Path]) -> dict[str, Path]:
+def _libraries(parts: _Parts, copies: Mapping[str, Path]) -> dict[str, Path]:
     """Place to file: what the interpreter and every compiled module need, and the loader."""
     if parts.loader is None:
         return {}
