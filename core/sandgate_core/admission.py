@@ -1,24 +1,25 @@
 """Whether a sandbox may be made: the request against the rules, the template and what its backend offers.
 
-Everything here is decided before anything is written or made. What the backend or this version of the gateway cannot do
-is refused by name; nothing is accepted and ignored.
+Everything here is decided before anything is written or made. What the backend cannot do is refused by name; nothing is
+accepted and ignored.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandgate_core import clock
+from sandgate_core.egress import check_rules, egress_of, needed_for
+from sandgate_core.ingress import check_ingress
 from sandgate_core.records import NetworkRules
-from sandgate_errors import CapabilityMissing, InvalidArgument, NotFound, Unavailable, Unimplemented
+from sandgate_core.templates import Templates
+from sandgate_errors import CapabilityMissing, InvalidArgument
 from sandgate_plugin_api import Backend, Capability, Template
 
 __all__ = ["Admission", "Admitted", "CreateSpec"]
 
 _SHORTEST_LIFE = clock.MICROSECONDS
-_LONGEST_TEMPLATE_NAME = 256
 #: Metadata stays in memory for a sandbox's life and comes with every answer about it, a hundred times in one page of a list.
 _MOST_METADATA_PAIRS = 256
 _MOST_METADATA_BYTES = 64 * 1024
@@ -28,10 +29,6 @@ _LONGEST_ENV = 128 * 1024 - 1
 #: the `=`, the NUL and a pointer.
 _MOST_ENV_BYTES = 1024 * 1024
 _BYTES_BESIDE_ENV = 10
-#: Seconds. Listing templates is meant to be cheap.
-_TEMPLATES_PATIENCE = 10.0
-#: What the core has a way to pass on to a backend.
-_OFFERED = frozenset({Capability.NO_INTERNET, Capability.PAUSE, Capability.PAUSE_FILESYSTEM})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,55 +58,40 @@ class Admitted:
 
     spec: CreateSpec
     backend: Backend
+    #: As the backend knows it.
     template: Template
+    #: As clients know it.
+    template_id: str
     alias: str
+    #: What to start from instead of the template's files.
+    snapshot: Mapping[str, object] | None = None
 
 
 class Admission:
     """The rules of one deployment."""
 
-    def __init__(self, backends: Mapping[str, Backend], *, default_backend: str) -> None:
-        self._backend = backends[default_backend]
+    def __init__(self, templates: Templates) -> None:
+        self._templates = templates
 
-    async def admit(self, spec: CreateSpec, *, longest_life: int) -> Admitted:
-        """``longest_life`` in microseconds. Raises InvalidArgument, CapabilityMissing, Unimplemented or NotFound."""
+    async def admit(self, spec: CreateSpec, *, owner: str, longest_life: int, patience: float) -> Admitted:
+        """``longest_life`` in microseconds, ``patience`` in seconds.
+
+        Raises InvalidArgument, CapabilityMissing, Unimplemented, NotFound, FailedPrecondition or Unavailable.
+        """
         _check_request(spec, max_timeout=longest_life)
         _check_metadata(spec.metadata)
         _check_envs(spec.envs)
-        template = await self.template(spec.template)
-        for capability in _needed(spec):
-            _check_capability(self._backend, capability)
-        alias = spec.template if spec.template in template.aliases else next(iter(template.aliases), "")
-        return Admitted(spec=spec, backend=self._backend, template=template, alias=alias)
-
-    async def names_of(self, template: str) -> frozenset[str]:
-        """The template ids that ``template``, an id or a name, may stand for in a list."""
-        found = _find(await self._templates(), template)
-        return frozenset({template} if found is None else {template, found.id})
-
-    async def template(self, name: str) -> Template:
-        """The template of an id or a name. Raises InvalidArgument, NotFound."""
-        if not name:
-            raise InvalidArgument("a template must be named")
-        if len(name) > _LONGEST_TEMPLATE_NAME:
-            raise InvalidArgument(f"a template's name is at most {_LONGEST_TEMPLATE_NAME} characters")
-        found = _find(await self._templates(), name)
-        if found is None:
-            raise NotFound(f"template '{name}' not found")
-        return found
-
-    async def _templates(self) -> list[Template]:
-        try:
-            async with asyncio.timeout(_TEMPLATES_PATIENCE):
-                return list(await self._backend.templates())
-        except TimeoutError:
-            raise Unavailable(f"backend '{self._backend.name}' does not say which templates exist") from None
-
-
-def _find(templates: list[Template], name: str) -> Template | None:
-    by_id = (template for template in templates if template.id == name)
-    by_alias = (template for template in templates if name in template.aliases)
-    return next(by_id, None) or next(by_alias, None)
+        found = await self._templates.find(spec.template, owner=owner, patience=patience)
+        for capability in _needed(spec, from_snapshot=found.snapshot is not None):
+            _check_capability(found.backend, capability)
+        return Admitted(
+            spec=spec,
+            backend=found.backend,
+            template=found.template,
+            template_id=found.id,
+            alias=found.alias,
+            snapshot=found.snapshot,
+        )
 
 
 def _check_request(spec: CreateSpec, *, max_timeout: int) -> None:
@@ -123,8 +105,9 @@ def _check_request(spec: CreateSpec, *, max_timeout: int) -> None:
         )
     if not spec.pause_memory and spec.auto_resume:
         raise InvalidArgument("a pause without memory (autoPauseMemory) cannot be combined with autoResume")
-    if spec.network is not None and spec.network.allow_public_traffic is False and not spec.secure:
-        raise InvalidArgument("allowPublicTraffic false needs a secured sandbox")
+    rules = spec.network or NetworkRules()
+    check_rules(allow=rules.allow_out, deny=rules.deny_out, internet=spec.allow_internet_access)
+    check_ingress(rules, secure=spec.secure)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -158,12 +141,12 @@ def _bytes_of(text: str) -> int:
     return len(text.encode())
 
 
-def _needed(spec: CreateSpec) -> list[Capability]:
+def _needed(spec: CreateSpec, *, from_snapshot: bool) -> list[Capability]:
     needed: list[Capability] = []
-    if not spec.allow_internet_access:
-        needed.append(Capability.NO_INTERNET)
-    if spec.network is not None:
-        needed.append(Capability.NETWORK_RULES)
+    if from_snapshot:
+        needed.append(Capability.SNAPSHOT)
+    if (of_rules := needed_for(egress_of(spec.network, internet=spec.allow_internet_access))) is not None:
+        needed.append(of_rules)
     if spec.pause_on_timeout:
         needed.append(Capability.PAUSE if spec.pause_memory else Capability.PAUSE_FILESYSTEM)
     if spec.auto_resume:
@@ -174,5 +157,3 @@ def _needed(spec: CreateSpec) -> list[Capability]:
 def _check_capability(backend: Backend, capability: Capability) -> None:
     if capability not in backend.capabilities:
         raise CapabilityMissing.of(backend.name, capability.value)
-    if capability not in _OFFERED:
-        raise Unimplemented(f"this version of the gateway does not offer {capability.value}")

@@ -94,7 +94,13 @@ class Agents:
 
     async def init(self, address: AgentAddress, record: SandboxRecord) -> None:
         """Tell the agent whose sandbox it is in. Raises Internal when it does not answer as an agent does."""
-        request = agent_pb2.InitRequest(sandbox_id=record.id, template_id=record.template_id, envs=record.envs)
+        request = agent_pb2.InitRequest(
+            sandbox_id=record.id,
+            template_id=record.template_id,
+            envs=record.envs,
+            default_user=record.setup.default_user,
+            default_workdir=record.setup.workdir,
+        )
         async with self.channel(address.target) as channel:
             stub = agent_pb2_grpc.AgentStub(channel)
             try:

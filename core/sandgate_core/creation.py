@@ -18,13 +18,15 @@ import structlog
 from sandgate_core import clock
 from sandgate_core.admission import Admitted
 from sandgate_core.agents import Agents
+from sandgate_core.bring_up import BringUp
+from sandgate_core.egress import egress_of
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
 from sandgate_core.identifiers import new_sandbox_id
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.quotas import Quotas
-from sandgate_core.records import SandboxRecord
+from sandgate_core.records import SandboxRecord, Setup
 from sandgate_core.states import State
 from sandgate_errors import Canceled, DeadlineExceeded
 from sandgate_plugin_api import Placement, SandboxRequest
@@ -33,16 +35,24 @@ __all__ = ["Creation"]
 
 #: Seconds a backend has to give up after its time is over; one that does not is left behind, and freed by its handle.
 _GRACE = 5.0
+#: Of the time that is left when the agent answers, the part that the template's commands may take: what they said can be
+#: told then.
+_FOR_COMMANDS = 0.95
 _log = structlog.get_logger(__name__)
 
 
 class _Attempt:
     """One create that is under way, and the way to call it off."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
         self.abandoned = False
         self.placing: asyncio.Task[None] | None = None
         self.placement: Placement | None = None
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.deadline - asyncio.get_running_loop().time())
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -67,19 +77,21 @@ class Creation:
         self._table = table
         self._expiry = expiry
         self._ending = ending
-        self._agents = agents
+        self._bring_up = BringUp(agents)
         self._errands = errands
         self._quotas = quotas
         self._patience = patience
         self._attempts: set[_Attempt] = set()
 
-    async def create(self, admitted: Admitted, *, owner: str) -> SandboxRecord:
+    async def create(self, admitted: Admitted, *, owner: str, asked_at: float) -> SandboxRecord:
         """A running sandbox, as it was when it became so; it may be killed before the caller looks.
+
+        ``asked_at``, of the loop's clock: from when on its time counts.
 
         Cancelled: leaves nothing, even when it was ready just then. But one with an idempotency key goes on: its caller
         comes back for it.
         """
-        attempt = _Attempt()
+        attempt = _Attempt(asked_at + self._patience)
         making = self._errands.start(self._run(attempt, admitted, owner=owner))
         try:
             return await asyncio.shield(making)
@@ -140,7 +152,7 @@ class Creation:
         if attempt.abandoned:
             raise Canceled("the caller went away")
         placing = attempt.placing = self._errands.start(self._place(attempt, live, admitted=admitted, request=request))
-        await asyncio.wait({placing}, timeout=self._patience)
+        await asyncio.wait({placing}, timeout=attempt.remaining)
         if not placing.done():
             placing.cancel()
             await asyncio.wait({placing}, timeout=_GRACE)
@@ -158,7 +170,8 @@ class Creation:
     async def _place(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
         # Noted before the agent is called: should that fail, it is this handle that must be destroyed.
         attempt.placement = await admitted.backend.create(request, live.record.handle)
-        await self._agents.init(attempt.placement.agent, live.record)
+        patience = _FOR_COMMANDS * attempt.remaining
+        await self._bring_up.run(attempt.placement.agent, live.record, patience=patience)
 
 
 async def _free_late(placing: asyncio.Task[None], live: Live, admitted: Admitted) -> None:
@@ -172,17 +185,20 @@ async def _free_late(placing: asyncio.Task[None], live: Live, admitted: Admitted
 
 def _plan(admitted: Admitted, *, owner: str) -> tuple[SandboxRecord, SandboxRequest]:
     spec, template = admitted.spec, admitted.template
+    egress = egress_of(spec.network, internet=spec.allow_internet_access)
     request = SandboxRequest(
         sandbox_id=new_sandbox_id(),
         template=template,
-        allow_internet_access=spec.allow_internet_access,
+        allow_internet_access=egress.internet,
+        egress=egress,
+        snapshot=admitted.snapshot,
         metadata=dict(spec.metadata),
     )
     record = SandboxRecord(
         id=request.sandbox_id,
         owner=owner,
         backend=admitted.backend.name,
-        template_id=template.id,
+        template_id=admitted.template_id,
         alias=admitted.alias,
         state=State.CREATING,
         created_at=clock.now(),
@@ -191,10 +207,17 @@ def _plan(admitted: Admitted, *, owner: str) -> tuple[SandboxRecord, SandboxRequ
         pause_memory=spec.pause_memory,
         auto_resume=spec.auto_resume,
         metadata=dict(spec.metadata),
-        envs=dict(spec.envs),
+        envs={**template.envs, **spec.envs},
         resources=template.resources,
         allow_internet_access=spec.allow_internet_access,
         network=spec.network,
+        setup=Setup(
+            template=template.id,
+            default_user=template.default_user,
+            workdir=template.workdir,
+            start_command=template.start_command,
+            ready_command=template.ready_command,
+        ),
         secure=spec.secure,
         idempotency_key=spec.idempotency_key,
         request_digest=spec.digest,

@@ -20,6 +20,7 @@ import structlog
 
 from sandgate_core import clock
 from sandgate_core.agents import Agents
+from sandgate_core.bring_up import BringUp
 from sandgate_core.ending import Ending
 from sandgate_core.expiry import Expiry
 from sandgate_core.live import Live, LiveTable
@@ -60,6 +61,7 @@ class Pausing:
     def __init__(
         self, *, table: LiveTable, backends: Mapping[str, Backend], agents: Agents, ending: Ending, expiry: Expiry
     ) -> None:
+        self._bring_up = BringUp(agents)
         self._table = table
         self._backends = backends
         self._agents = agents
@@ -169,7 +171,7 @@ class Pausing:
         except NotFound:
             await self._bury(live)
         if record.pause_mode is PauseMode.FILESYSTEM:
-            await self._agents.init(placement.agent, record)
+            await self._bring_up.run(placement.agent, record, patience=_PATIENCE)
         elif not await self._agents.answers(placement.agent, patience=_AWAKE_PATIENCE):
             raise SandboxUnreachable("the sandbox's agent does not answer after the resume")
         return placement

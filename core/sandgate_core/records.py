@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sandgate_core.states import State
 from sandgate_plugin_api import Resources
 
-__all__ = ["NetworkRules", "PauseMode", "SandboxRecord"]
+__all__ = ["NetworkRules", "PauseMode", "SandboxRecord", "Setup"]
 
 
 class PauseMode(enum.StrEnum):
@@ -28,6 +28,18 @@ class NetworkRules:
     #: None: not said, which means true.
     allow_public_traffic: bool | None = None
     mask_request_host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What each start of a sandbox on its files takes from its template; variables stand with the sandbox's own."""
+
+    #: The template as its backend knows it: of a sandbox that was made from a snapshot, that of the snapshot's source.
+    template: str = ""
+    default_user: str = ""
+    workdir: str = ""
+    start_command: str = ""
+    ready_command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +71,9 @@ class SandboxRecord:
     resources: Resources
     allow_internet_access: bool = True
     network: NetworkRules | None = None
+    #: The backend may not have been told the rules above yet.
+    egress_pending: bool = False
+    setup: Setup = field(default_factory=Setup)
     #: Whether the data plane asks for the sandbox's token.
     secure: bool = False
     token_version: int = 1

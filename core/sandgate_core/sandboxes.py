@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import NoReturn
 
 import structlog
 
@@ -23,7 +25,9 @@ from sandgate_core import clock
 from sandgate_core.admission import Admission, CreateSpec
 from sandgate_core.agents import Agents
 from sandgate_core.callers import DEFAULT_OWNER, Caller
+from sandgate_core.chores import running
 from sandgate_core.creation import Creation
+from sandgate_core.egress import check_rules
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
@@ -31,17 +35,22 @@ from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import Page, Query, page_of
 from sandgate_core.live import JoinedPause, Live, LiveTable
 from sandgate_core.metrics import Metrics
+from sandgate_core.network_changes import NetworkChanges
 from sandgate_core.pausing import Pausing
 from sandgate_core.quotas import Quotas
 from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.recovery import Recovery
 from sandgate_core.repeats import Repeats, in_progress
 from sandgate_core.samples import Series
+from sandgate_core.snapshot_table import SnapshotRecord, SnapshotTable
+from sandgate_core.snapshots import Snapshots
 from sandgate_core.states import State
 from sandgate_core.store import Change, Store
 from sandgate_core.teams import Teams
+from sandgate_core.templates import Templates
 from sandgate_errors import (
     AlreadyExists,
+    CapabilityMissing,
     Conflict,
     FailedPrecondition,
     InvalidArgument,
@@ -49,8 +58,9 @@ from sandgate_errors import (
     SandboxUnreachable,
     SandgateError,
     Unavailable,
+    Unimplemented,
 )
-from sandgate_plugin_api import AgentAddress, Backend
+from sandgate_plugin_api import AgentAddress, Backend, Capability
 
 __all__ = ["Sandboxes"]
 
@@ -64,6 +74,8 @@ _LOCATE_PATIENCE = 10.0
 _SHORTEST_WOKEN_LIFE = 300 * clock.MICROSECONDS
 #: In which a sandbox serves requests of the data plane.
 _AWAKE = frozenset({State.RUNNING, State.SNAPSHOTTING})
+#: Copies that one fork may ask for.
+_MOST_FORKS = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -94,7 +106,14 @@ class Sandboxes:
         self._repeats = Repeats(store)
         self._metrics = Metrics(table=self._table, agents=agents, store=store)
         self._quotas = Quotas(teams, self._table)
-        self._admission = Admission(backends, default_backend=default_backend)
+        rows = SnapshotTable(store)
+        self.templates = Templates(backends, rows, default=default_backend)
+        self.snapshots = Snapshots(
+            table=self._table, rows=rows, templates=self.templates, backends=backends, ending=self._ending
+        )
+        self._network = NetworkChanges(table=self._table, backends=backends, ending=self._ending)
+        self._admission = Admission(self.templates)
+        self._create_timeout = create_timeout
         self._creation = Creation(
             table=self._table,
             ending=self._ending,
@@ -104,6 +123,7 @@ class Sandboxes:
             quotas=self._quotas,
             patience=create_timeout,
         )
+        self._chores = AsyncExitStack()
         self._stopping = False
 
     async def start(self) -> None:
@@ -117,16 +137,21 @@ class Sandboxes:
             errands=self._errands,
         )
         await recovery.run()
-        for record in self._table.records():
+        for live in self._table:
+            record = live.record
             if record.state is State.RUNNING and record.end_at is not None:
                 self._expiry.set(record.id, record.end_at)
+            if record.egress_pending:
+                self._errands.post(self._settle_network(live), "network rules could not be put in place")
         await self._metrics.start()
+        await self._chores.enter_async_context(running(self.snapshots.tidying))
 
     async def stop(self, *, kill: bool) -> None:
         """End what is under way, and with ``kill`` every sandbox; bounded."""
         self._stopping = True
         self._expiry.close()
         self._creation.abandon_all()
+        await self._chores.aclose()
         await self._metrics.close()
         if kill:
             for live in self._table:
@@ -143,7 +168,7 @@ class Sandboxes:
 
     async def list(self, query: Query, caller: Caller, *, template: str | None = None) -> Page:
         """One page. ``template`` is an id or a name."""
-        names = query.templates if template is None else await self._admission.names_of(template)
+        names = query.templates if template is None else await self.templates.names_of(template, owner=caller.owner)
         mine = (record for record in self._table.records() if caller.sees(record.owner))
         return page_of(mine, Query(**{**query.__dict__, "templates": names}))
 
@@ -168,9 +193,13 @@ class Sandboxes:
             raise SandboxNotFound.of(name)
         return await self._store.history(name)
 
-    async def template_id(self, name: str) -> str:
-        """The id of the template that ``name`` stands for. Raises NotFound."""
-        return (await self._admission.template(name)).id
+    async def template_id(self, name: str, caller: Caller) -> str:
+        """The id of the template or snapshot that ``name`` stands for. Raises NotFound."""
+        return (await self.templates.find(name, owner=caller.owner, patience=self._create_timeout)).id
+
+    async def spawns(self, caller: Caller) -> dict[tuple[str, str], tuple[int, int]]:
+        """How often each template was used, as :meth:`Store.spawns` counts."""
+        return await self._store.spawns(caller.owner)
 
     async def locate(
         self, sandbox_id: str, caller: Caller, *, agent_lost: bool = False, wake: bool = False
@@ -218,9 +247,12 @@ class Sandboxes:
             if earlier is not None:
                 return earlier
         self._quotas.count_create(owner)
-        admitted = await self._admission.admit(spec, longest_life=self._longest_life(owner))
+        asked_at = asyncio.get_running_loop().time()
+        admitted = await self._admission.admit(
+            spec, owner=owner, longest_life=self._longest_life(owner), patience=self._create_timeout
+        )
         try:
-            return await self._creation.create(admitted, owner=owner)
+            return await self._creation.create(admitted, owner=owner, asked_at=asked_at)
         except AlreadyExists as error:
             # The other attempt wrote its record between our look and our write.
             raise in_progress() from error
@@ -284,6 +316,41 @@ class Sandboxes:
         live = self._connectable(sandbox_id, caller, timeout=timeout)
         changes = {} if pause_on_timeout is None else {"pause_on_timeout": pause_on_timeout}
         return await self._errands.finish(self._resume(live, timeout=timeout, memory=memory, changes=changes))
+
+    async def snapshot(self, sandbox_id: str, caller: Caller, *, name: str, memory: bool | None) -> SnapshotRecord:
+        """A copy of a running sandbox's files, which goes on (C51).
+
+        Raises FailedPrecondition when it is paused, Conflict while another one of it is being taken.
+        """
+        self._must_go_on()
+        live = self._shown(sandbox_id, caller)
+        return await self._errands.finish(self._snapshot(live, name=name, memory=memory))
+
+    async def delete_snapshot(self, name: str, caller: Caller) -> None:
+        """By id or name; gone for callers when this returns (C53)."""
+        await self.snapshots.delete(name, caller)
+        self._tidy()
+
+    def fork(self, sandbox_id: str, caller: Caller, *, count: int, timeout: int) -> NoReturn:
+        """Raises what a fork is refused with, in the order of C50: the request, the sandbox, its state, its backend."""
+        if not 1 <= count <= _MOST_FORKS:
+            raise InvalidArgument(f"count must be 1 to {_MOST_FORKS}")
+        record = self._connectable(sandbox_id, caller, timeout=timeout).record
+        if record.state not in _AWAKE:
+            raise FailedPrecondition(f"sandbox {record.id} is {record.state.value}")
+        backend = self._backends[record.backend]
+        if Capability.FORK not in backend.capabilities:
+            raise CapabilityMissing.of(backend.name, Capability.FORK.value)
+        raise Unimplemented("this version of the gateway does not offer to fork sandboxes")
+
+    async def update_network(
+        self, sandbox_id: str, caller: Caller, *, allow: tuple[str, ...], deny: tuple[str, ...], internet: bool
+    ) -> SandboxRecord:
+        """Replaces all rules about connections from inside; holds for new ones when it returns (C55)."""
+        check_rules(allow=allow, deny=deny, internet=internet)
+        self._must_go_on()
+        live = self._shown(sandbox_id, caller)
+        return await self._errands.finish(self._update_network(live, allow=allow, deny=deny, internet=internet))
 
     def _connectable(self, sandbox_id: str, caller: Caller, *, timeout: int) -> Live:
         """Raises what a connect is refused with: first for its timeout, then for the sandbox (C43)."""
@@ -373,6 +440,32 @@ class Sandboxes:
             await self._pausing.pause(live, mode=mode, note="paused by request", healthy=healthy)
             return live.record
 
+    async def _snapshot(self, live: Live, *, name: str, memory: bool | None) -> SnapshotRecord:
+        with self.snapshots.only(live):
+            parsed = await self.snapshots.check(live, name=name, memory=memory)
+            try:
+                async with live.lock:
+                    await self._at_rest(live)
+                    return await self.snapshots.take(live, name=parsed)
+            finally:
+                # A copy that this one replaces, or what is left of one that failed.
+                self._tidy()
+
+    def _tidy(self) -> None:
+        self._errands.post(self.snapshots.tidy(), "snapshots could not be removed")
+
+    async def _update_network(
+        self, live: Live, *, allow: tuple[str, ...], deny: tuple[str, ...], internet: bool
+    ) -> SandboxRecord:
+        async with live.lock:
+            await self._at_rest(live)
+            await self._network.replace(live, allow=allow, deny=deny, internet=internet)
+            return live.record
+
+    async def _settle_network(self, live: Live) -> None:
+        async with live.lock:
+            await self._network.settle(live)
+
     async def _wake(self, live: Live) -> None:
         async with live.lock:
             await self._at_rest(live)
@@ -386,6 +479,7 @@ class Sandboxes:
         """A sandbox whose lock is held is running or paused when this returns. Raises SandboxNotFound, Unavailable."""
         if not await self._pausing.settle(live):
             raise Unavailable(f"sandbox {live.record.id} is being paused", retry_after=5)
+        await self.snapshots.settle(live)
         if not live.record.state.shown:
             raise SandboxNotFound.of(live.record.id)
 
@@ -413,6 +507,7 @@ class Sandboxes:
             # Not a deadline but a pause that was left between two states.
             if not await self._pausing.settle(live):
                 return
+            await self.snapshots.settle(live)
             record = live.record
             # The deadline may have been moved, and the sandbox ended, while this waited for the lock.
             if record.state is not State.RUNNING or record.end_at is None or record.end_at > clock.now():

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-__all__ = ["HEAD", "api_keys", "audit", "measurements", "meta", "metadata", "sandboxes", "teams", "transitions"]
+__all__ = [
+    "HEAD",
+    "api_keys",
+    "audit",
+    "measurements",
+    "meta",
+    "metadata",
+    "sandboxes",
+    "snapshots",
+    "teams",
+    "transitions",
+]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0004"
+HEAD = "0005"
 
 metadata = sa.MetaData()
 
@@ -44,6 +55,8 @@ sandboxes = sa.Table(
     sa.Column("agent_unresponsive", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("idempotency_key", sa.String(255)),
     sa.Column("request_digest", sa.String(64)),
+    sa.Column("setup", sa.JSON(none_as_null=True)),
+    sa.Column("egress_pending", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Index("sandboxes_by_state", "state"),
     sa.Index("sandboxes_by_end", "ended_at"),
     # Of all creates that claim to be the same one, a single one makes a record. NULLs do not clash.
@@ -60,6 +73,47 @@ transitions = sa.Table(
     sa.Column("from_state", sa.String(16)),
     sa.Column("to_state", sa.String(16), nullable=False),
     sa.Column("note", sa.Text, nullable=False),
+)
+
+#: Kept copies of files. A row is one copy; ``id`` and name stay when a newer copy takes the place of an older one.
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    #: What the backend knows the copy by; unique for all time.
+    sa.Column("content", sa.String(64), primary_key=True),
+    sa.Column("id", sa.String(64), nullable=False),
+    sa.Column("owner", sa.String(64), nullable=False),
+    sa.Column("backend", sa.String(64), nullable=False),
+    #: Empty together: it has none.
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("tag", sa.String(128), nullable=False),
+    sa.Column("sandbox_id", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("envs", sa.JSON, nullable=False),
+    sa.Column("setup", sa.JSON, nullable=False),
+    sa.Column("handle", sa.JSON(none_as_null=True)),
+    #: Whose sandbox it was a copy of, where only that core reaches its files.
+    sa.Column("core", sa.String(32), nullable=False, server_default=""),
+    sa.Index("snapshots_by_owner", "owner", "created_at"),
+    # Of several that want one name or id, a single one has it.
+    sa.Index(
+        "snapshots_by_id",
+        "id",
+        unique=True,
+        sqlite_where=sa.text("state = 'ready'"),
+        postgresql_where=sa.text("state = 'ready'"),
+    ),
+    sa.Index(
+        "snapshots_by_name",
+        "owner",
+        "name",
+        "tag",
+        unique=True,
+        sqlite_where=sa.text("state = 'ready' AND name <> ''"),
+        postgresql_where=sa.text("state = 'ready' AND name <> ''"),
+    ),
 )
 
 #: What sandboxes used: samples packed by :mod:`sandgate_core.metrics`, in the order of their first one's time.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from sandgate_core import clock, schema
 from sandgate_core.locking import DatabaseLock
-from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
+from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord, Setup
 from sandgate_core.states import State
 from sandgate_errors import AlreadyExists, Conflict, FailedPrecondition
 from sandgate_plugin_api import Resources
@@ -99,6 +99,10 @@ class Store:
         """Set when another core has this database now; None where that cannot be."""
         return None if self._lock is None else self._lock.lost
 
+    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """For the tables that have a module of their own (:mod:`sandgate_core.snapshot_table`)."""
+        return self._engine.begin()
+
     # Sandboxes
 
     async def live(self) -> list[SandboxRecord]:
@@ -113,6 +117,15 @@ class Store:
         async with self._engine.connect() as connection:
             row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else _record_of(row)
+
+    async def spawns(self, owner: str | None) -> dict[tuple[str, str], tuple[int, int]]:
+        """By backend and template: how many sandboxes of an owner (None: of all) are on record, and when the last was made."""
+        table = schema.sandboxes
+        query = sa.select(table.c.backend, table.c.template_id, sa.func.count(), sa.func.max(table.c.created_at))
+        query = query.group_by(table.c.backend, table.c.template_id)
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(query if owner is None else query.where(table.c.owner == owner))
+            return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
     async def find_by_key(self, owner: str, idempotency_key: str) -> SandboxRecord | None:
         """The record that an owner's create with this key made."""
@@ -298,7 +311,9 @@ def _entry(record: SandboxRecord, *, came_from: State | None, note: str) -> dict
 
 
 _SCALARS = [
-    field.name for field in fields(SandboxRecord) if field.name not in {"state", "resources", "network", "pause_mode"}
+    field.name
+    for field in fields(SandboxRecord)
+    if field.name not in {"state", "resources", "network", "pause_mode", "setup"}
 ]
 
 
@@ -309,6 +324,7 @@ def _row_of(record: SandboxRecord) -> dict[str, object]:
         "resources": asdict(record.resources),
         "network": None if record.network is None else asdict(record.network),
         "pause_mode": None if record.pause_mode is None else record.pause_mode.value,
+        "setup": asdict(record.setup),
     }
 
 
@@ -319,6 +335,7 @@ def _record_of(row: Mapping[Any, Any]) -> SandboxRecord:
         resources=Resources(**row["resources"]),
         network=None if row["network"] is None else _network_of(row["network"]),
         pause_mode=None if row["pause_mode"] is None else PauseMode(row["pause_mode"]),
+        setup=Setup() if row["setup"] is None else Setup(**row["setup"]),
     )
 
 

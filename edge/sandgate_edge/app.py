@@ -18,7 +18,7 @@ from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
-from sandgate_edge.rest import events, files, metrics, sandboxes, teams, templates
+from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Reporter, Telemetry
 from sandgate_errors import InvalidArgument, SandgateError, Unimplemented
@@ -57,6 +57,8 @@ def build(settings: Settings) -> web.Application:
     # Before the routes of one sandbox, which would take `metrics` for an id.
     app.add_routes(metrics.routes)
     app.add_routes(templates.routes)
+    app.add_routes(snapshots.routes)
+    app.add_routes(changes.routes)
     app.add_routes(events.routes)
     app.add_routes(sandboxes.routes)
     return app

@@ -176,6 +176,34 @@ class CoreClient:
         reply = await self._call(self._sandboxes.Resume, request, _on_behalf(api_key, request_id))
         return reply.sandbox
 
+    async def list_templates(self, *, api_key: str, request_id: str) -> Sequence[sandboxes_pb2.Template]:
+        request = sandboxes_pb2.ListTemplatesRequest()
+        return (await self._read(self._sandboxes.ListTemplates, request, _on_behalf(api_key, request_id))).templates
+
+    async def create_snapshot(
+        self, request: sandboxes_pb2.CreateSnapshotRequest, *, api_key: str, request_id: str
+    ) -> sandboxes_pb2.Snapshot:
+        return (await self._call(self._sandboxes.CreateSnapshot, request, _on_behalf(api_key, request_id))).snapshot
+
+    async def list_snapshots(
+        self, request: sandboxes_pb2.ListSnapshotsRequest, *, api_key: str, request_id: str
+    ) -> sandboxes_pb2.ListSnapshotsResponse:
+        return await self._read(self._sandboxes.ListSnapshots, request, _on_behalf(api_key, request_id))
+
+    async def delete_snapshot(self, name: str, *, api_key: str, request_id: str) -> None:
+        request = sandboxes_pb2.DeleteSnapshotRequest(id=name)
+        await self._call(self._sandboxes.DeleteSnapshot, request, _on_behalf(api_key, request_id))
+
+    async def update_network(
+        self, request: sandboxes_pb2.UpdateNetworkRequest, *, api_key: str, request_id: str
+    ) -> None:
+        await self._call(self._sandboxes.UpdateNetwork, request, _on_behalf(api_key, request_id))
+
+    async def fork(
+        self, request: sandboxes_pb2.ForkRequest, *, api_key: str, request_id: str
+    ) -> Sequence[sandboxes_pb2.Sandbox]:
+        return (await self._call(self._sandboxes.Fork, request, _on_behalf(api_key, request_id))).sandboxes
+
     async def metrics(
         self, request: sandboxes_pb2.GetMetricsRequest, *, api_key: str, request_id: str
     ) -> sandboxes_pb2.GetMetricsResponse:

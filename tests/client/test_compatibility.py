@@ -27,12 +27,10 @@ Options = dict[str, Any]
 Call = Callable[[Sandbox, Options], Any]
 
 MISSING: dict[str, tuple[Call, str]] = {
-    "fork": (lambda box, _: box.fork(), "forking"),
+    "fork": (lambda box, _: box.fork(), "does not offer fork"),
     "create_snapshot": (lambda box, _: box.create_snapshot(), "snapshots"),
-    "list_snapshots": (lambda box, _: box.list_snapshots().next_items(), "snapshots"),
-    "delete_snapshot": (lambda _, options: Sandbox.delete_snapshot("x", **options), "templates"),
-    "update_network": (lambda box, _: box.update_network({"deny_out": ["0.0.0.0/0"]}), "network rules"),
-    "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["0.0.0.0/0"]}, **o), "network rules"),
+    "update_network": (lambda box, _: box.update_network({"deny_out": ["10.0.0.0/8"]}), "network rules"),
+    "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["10.0.0.0/8"]}, **o), "network rules"),
     "create(volume_mounts=…)": (lambda _, o: Sandbox.create(volume_mounts={"/x": "v"}, **o), "volumeMounts"),
     "create(mcp=…)": (lambda _, o: Sandbox.create(mcp={"x": {}}, **o), "mcp"),
     "Template.build": (lambda _, o: e2b.Template.build(e2b.Template().from_base_image(), "x", **_api(o)), "templates"),

@@ -111,7 +111,7 @@ class TestCreate:
             # R11
             ({"network": sandboxes_pb2.NetworkRules(allow_public_traffic=False)}, InvalidArgument, "secured"),
             (
-                {"network": sandboxes_pb2.NetworkRules(deny_out=["0.0.0.0/0"])},
+                {"network": sandboxes_pb2.NetworkRules(deny_out=["10.0.0.0/8"])},
                 CapabilityMissing,
                 "'local' does not offer network rules",
             ),

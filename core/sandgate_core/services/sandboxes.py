@@ -13,11 +13,13 @@ from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_core import clock
 from sandgate_core.admission import CreateSpec
 from sandgate_core.callers import Caller, current
+from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
 from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
 from sandgate_core.repeats import check_key, digest_of
 from sandgate_core.samples import Sample, Series
 from sandgate_core.sandboxes import Sandboxes
+from sandgate_core.services.templates import message_of_snapshot, message_of_template
 from sandgate_core.states import State
 from sandgate_core.store import Change
 from sandgate_core.token_search import TokenSearch
@@ -161,7 +163,60 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     async def FindTemplate(  # noqa: N802
         self, request: sandboxes_pb2.FindTemplateRequest, context: Any
     ) -> sandboxes_pb2.FindTemplateResponse:
-        return sandboxes_pb2.FindTemplateResponse(template_id=await self._sandboxes.template_id(request.name))
+        found = await self._sandboxes.template_id(request.name, current())
+        return sandboxes_pb2.FindTemplateResponse(template_id=found)
+
+    async def ListTemplates(  # noqa: N802
+        self, request: sandboxes_pb2.ListTemplatesRequest, context: Any
+    ) -> sandboxes_pb2.ListTemplatesResponse:
+        listed, spawns = await self._sandboxes.templates.listed(), await self._sandboxes.spawns(current())
+        return sandboxes_pb2.ListTemplatesResponse(
+            templates=(message_of_template(item, spawns, envd_version=self._envd_version) for item in listed)
+        )
+
+    async def CreateSnapshot(  # noqa: N802
+        self, request: sandboxes_pb2.CreateSnapshotRequest, context: Any
+    ) -> sandboxes_pb2.CreateSnapshotResponse:
+        memory = request.memory if request.HasField("memory") else None
+        made = await self._sandboxes.snapshot(request.id, current(), name=request.name, memory=memory)
+        return sandboxes_pb2.CreateSnapshotResponse(snapshot=message_of_snapshot(made))
+
+    async def ListSnapshots(  # noqa: N802
+        self, request: sandboxes_pb2.ListSnapshotsRequest, context: Any
+    ) -> sandboxes_pb2.ListSnapshotsResponse:
+        if request.page_size < 0:
+            raise InvalidArgument("page_size must not be negative")
+        page = await self._sandboxes.snapshots.page(
+            current(),
+            sandbox_id=parse_sandbox_id(request.sandbox_id) if request.sandbox_id else "",
+            wanted=request.name,
+            page_size=min(request.page_size or LARGEST_PAGE, LARGEST_PAGE),
+            page_token=request.page_token,
+        )
+        return sandboxes_pb2.ListSnapshotsResponse(
+            snapshots=map(message_of_snapshot, page.records), next_page_token=page.next_token
+        )
+
+    async def DeleteSnapshot(  # noqa: N802
+        self, request: sandboxes_pb2.DeleteSnapshotRequest, context: Any
+    ) -> sandboxes_pb2.DeleteSnapshotResponse:
+        await self._sandboxes.delete_snapshot(request.id, current())
+        return sandboxes_pb2.DeleteSnapshotResponse()
+
+    async def Fork(self, request: sandboxes_pb2.ForkRequest, context: Any) -> sandboxes_pb2.ForkResponse:  # noqa: N802
+        self._sandboxes.fork(request.id, current(), count=request.count, timeout=_microseconds(request.timeout))
+
+    async def UpdateNetwork(  # noqa: N802
+        self, request: sandboxes_pb2.UpdateNetworkRequest, context: Any
+    ) -> sandboxes_pb2.UpdateNetworkResponse:
+        record = await self._sandboxes.update_network(
+            request.id,
+            current(),
+            allow=tuple(request.allow_out),
+            deny=tuple(request.deny_out),
+            internet=request.allow_internet_access if request.HasField("allow_internet_access") else True,
+        )
+        return sandboxes_pb2.UpdateNetworkResponse(sandbox=self._message_of(record))
 
     async def FindByTokenHash(  # noqa: N802
         self, request: sandboxes_pb2.FindByTokenHashRequest, context: Any

@@ -14,33 +14,35 @@ from aiohttp.typedefs import Handler
 from sandgate_edge.rest.credentials import authenticate
 from sandgate_errors import Unimplemented
 
-__all__ = ["ABSENT", "add_absent"]
+__all__ = ["ABSENT", "OF_TEMPLATES", "add_absent"]
 
-# A template id may hold a slash, escaped or not (`team/name:tag`, ``rest.md`` 1.6); ids of sandboxes never do.
-_SANDBOX = "/sandboxes/{id}"
+# A template id may hold a slash, escaped or not (`team/name:tag`, ``rest.md`` 1.6).
 _TEMPLATE = "/templates/{template:.+}"
 
+Absent = dict[str, tuple[tuple[str, str], ...]]
+
 #: What it is → its methods and paths.
-ABSENT: dict[str, tuple[tuple[str, str], ...]] = {
-    "forking": (("POST", f"{_SANDBOX}/fork"),),
-    "taking snapshots": (("POST", f"{_SANDBOX}/snapshots"), ("GET", "/snapshots")),
-    "changing network rules": (("PUT", f"{_SANDBOX}/network"),),
-    "managing templates": (
-        ("GET", "/templates"),
-        ("POST", "/templates"),
-        ("GET", "/default-templates"),
-        ("GET", "/v2/templates"),
-        ("POST", "/v2/templates"),
-        ("POST", "/v3/templates"),
+OF_TEMPLATES: Absent = {
+    "managing tags of templates": (
         ("POST", "/templates/tags"),
         ("DELETE", "/templates/tags"),
-        ("GET", _TEMPLATE),
-        ("POST", _TEMPLATE),
-        ("PATCH", _TEMPLATE),
-        ("DELETE", _TEMPLATE),
-        ("POST", f"/v2{_TEMPLATE}"),
-        ("PATCH", f"/v2{_TEMPLATE}"),
+        ("GET", f"{_TEMPLATE}/tags"),
+        ("GET", f"{_TEMPLATE}/tags/{{rest:.+}}"),
     ),
+    "building templates": (
+        ("POST", "/templates"),
+        ("POST", "/v2/templates"),
+        ("POST", "/v3/templates"),
+        ("POST", _TEMPLATE),
+        ("POST", f"/v2{_TEMPLATE}"),
+        ("GET", f"{_TEMPLATE}/files/{{hash}}"),
+        ("GET", f"{_TEMPLATE}/builds/{{build}}/status"),
+        ("GET", f"{_TEMPLATE}/builds/{{build}}/logs"),
+    ),
+    "changing templates": (("PATCH", _TEMPLATE), ("PATCH", f"/v2{_TEMPLATE}")),
+    "naming default templates": (("GET", "/default-templates"),),
+}
+ABSENT: Absent = {
     "managing volumes": (
         ("GET", "/volumes"),
         ("POST", "/volumes"),
@@ -65,9 +67,9 @@ ABSENT: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def add_absent(routes: web.RouteTableDef) -> None:
-    """Put every route of :data:`ABSENT` into a table; before routes with ``/sandboxes/{id}``, which match more."""
-    for what, places in ABSENT.items():
+def add_absent(routes: web.RouteTableDef, absent: Absent) -> None:
+    """Put every route of ``absent`` into a table; before routes that match more than they should."""
+    for what, places in absent.items():
         for method, path in places:
             # HEAD comes with GET by itself elsewhere; here the method is said and nothing else is.
             routes.route(method, path)(_refusing(what))

@@ -150,6 +150,12 @@ class Members:
             if _asks(self._members.get(name)):
                 raise InvalidArgument(f"{self._named(name)} is not offered by this gateway version")
 
+    def refuse_others(self, *known: str) -> None:
+        """Raise InvalidArgument for a member beside ``known`` that asks for something."""
+        for name, value in self._members.items():
+            if name not in known and _asks(value):
+                raise InvalidArgument(f"{self._named(name[:100])!a} is not known")
+
     def _named(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 

@@ -12,11 +12,13 @@ from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.rest.bodies import Members
 from sandgate_errors import InvalidArgument
 
-__all__ = ["TIMEOUT_V1", "TIMEOUT_V2", "create_request"]
+__all__ = ["NOT_OFFERED_RULES", "TIMEOUT_V1", "TIMEOUT_V2", "create_request"]
 
 #: Seconds of life when the body names none: by the old create route, and by everything newer.
 TIMEOUT_V1 = 15
 TIMEOUT_V2 = 300
+#: Members of the network object that ask for what this gateway cannot do.
+NOT_OFFERED_RULES = ("rules", "egressProxy", "dnsServers", "httpsPorts")
 
 
 def create_request(body: Members, *, secure: bool, default_timeout: int) -> sandboxes_pb2.CreateRequest:
@@ -48,7 +50,9 @@ def _envs(body: Members) -> dict[str, str]:
 
 def _network(network: Members) -> sandboxes_pb2.NetworkRules:
     """The rules that differ from the default: a message without any of them stands for "no rules"."""
-    network.refuse("rules", "egressProxy", "dnsServers", "httpsPorts")
+    network.refuse(*NOT_OFFERED_RULES)
+    # A rule that nobody knows would be one that nobody keeps.
+    network.refuse_others("allowOut", "denyOut", "allowPublicTraffic", "maskRequestHost")
     public = network.flag("allowPublicTraffic")
     return sandboxes_pb2.NetworkRules(
         allow_out=network.texts("allowOut"),

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID, SETTINGS
-from sandgate_edge.rest.absent import add_absent
+from sandgate_edge.rest.absent import ABSENT, add_absent
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import TIMEOUT_V1, TIMEOUT_V2, create_request
 from sandgate_edge.rest.credentials import api_key_of, key_first
@@ -31,7 +31,7 @@ from sandgate_errors import (
 __all__ = ["routes"]
 
 routes = web.RouteTableDef()
-add_absent(routes)
+add_absent(routes, ABSENT)
 
 # What `autoPause` says about the sandbox's end; absent, it stays as it was.
 _AT_END = {
