@@ -45,7 +45,7 @@ class Edges:
         parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if (earlier := self._parked.get(worker)) is not None:
             # Of a process that died a moment ago: this one has taken its place.
-            earlier.cancel()
+            earlier.set_exception(Unavailable("another process reports as this worker"))
         self._parked[worker] = parked
         self._arrived[worker] = report
         self._awaited.discard(worker)
@@ -76,8 +76,8 @@ class Edges:
         """Let go of all calls, so that the server need not wait for them."""
         self._closed = True
         for parked in self._parked.values():
-            if not parked.done():
-                parked.set_exception(Unavailable("the core is stopping"))
+            parked.set_exception(Unavailable("the core is stopping"))
+        self._parked.clear()
 
 
 class Shown(Collector):

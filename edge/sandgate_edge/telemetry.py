@@ -12,7 +12,7 @@ import os
 import resource
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 import structlog
@@ -98,7 +98,7 @@ class Telemetry:
             _counter(
                 "sandgate_edge_requests",
                 "Requests that are over, by status; of a stream that ended with an error, its Connect code.",
-                self._answers,
+                self._answers.items(),
                 labels=("route", "method", "code"),
             ),
             _gauge("sandgate_edge_requests_in_flight", "Requests that are being served now.", self.in_flight),
@@ -106,7 +106,7 @@ class Telemetry:
             _counter(
                 "sandgate_edge_file_bytes",
                 "Bytes of files that passed, up to sandboxes and down from them.",
-                {("up",): self.uploaded, ("down",): self.downloaded},
+                [(("up",), self.uploaded), (("down",), self.downloaded)],
                 labels=("direction",),
             ),
             edges_pb2.MetricFamily(
@@ -116,7 +116,7 @@ class Telemetry:
                 bounds=_LAG_BOUNDS,
                 series=[self._lag.series()],
             ),
-            _counter("sandgate_edge_cpu_seconds", "CPU time of the process.", {(): usage.ru_utime + usage.ru_stime}),
+            _counter("sandgate_edge_cpu_seconds", "CPU time of the process.", [((), usage.ru_utime + usage.ru_stime)]),
             _gauge("sandgate_edge_resident_memory_bytes", "Memory of the process.", _resident()),
             _gauge("sandgate_edge_open_fds", "Open descriptors of the process.", len(os.listdir("/proc/self/fd"))),
             _gauge("sandgate_edge_start_time_seconds", "When the process started, in seconds since 1970.", _STARTED),
@@ -160,14 +160,14 @@ class Reporter:
 
 
 def _counter(
-    name: str, text: str, values: Mapping[tuple[str, ...], float], *, labels: Iterable[str] = ()
+    name: str, text: str, values: Iterable[tuple[tuple[str, ...], float]], *, labels: Iterable[str] = ()
 ) -> edges_pb2.MetricFamily:
     return edges_pb2.MetricFamily(
         name=name,
         help=text,
         kind=edges_pb2.METRIC_KIND_COUNTER,
         labels=labels,
-        series=[edges_pb2.MetricSeries(labels=key, value=value) for key, value in values.items()],
+        series=[edges_pb2.MetricSeries(labels=key, value=value) for key, value in values],
     )
 
 

@@ -26,6 +26,8 @@ from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.core.v1 import (
     audit_pb2,
     audit_pb2_grpc,
+    edges_pb2,
+    edges_pb2_grpc,
     keys_pb2,
     keys_pb2_grpc,
     sandboxes_pb2,
@@ -267,9 +269,10 @@ class Client:
         self._keys = keys_pb2_grpc.KeyServiceStub(self.channel)
         self._teams = teams_pb2_grpc.TeamServiceStub(self.channel)
         self._audit = audit_pb2_grpc.AuditServiceStub(self.channel)
+        self._edges = edges_pb2_grpc.EdgeServiceStub(self.channel)
 
     async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
-        stub = next(stub for stub in (self._keys, self._teams, self._audit, self._sandboxes) if hasattr(stub, method))
+        stub = next(stub for stub in (self._keys, self._teams, self._audit, self._edges, self._sandboxes) if hasattr(stub, method))
         request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
         try:
             return await getattr(stub, method)(request, metadata=self.credentials)
@@ -289,6 +292,7 @@ def _messages_of(stub: Any) -> Any:
         keys_pb2_grpc.KeyServiceStub: keys_pb2,
         teams_pb2_grpc.TeamServiceStub: teams_pb2,
         audit_pb2_grpc.AuditServiceStub: audit_pb2,
+        edges_pb2_grpc.EdgeServiceStub: edges_pb2,
     }.get(type(stub), sandboxes_pb2)
 
 

@@ -19,8 +19,9 @@ from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2
 from sandgate_edge import routing
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.keys import AGENTS, REQUEST_ID, TELEMETRY
 from sandgate_edge.rest.call_status import CallStatus
+from sandgate_edge.telemetry import Telemetry
 from sandgate_errors import Internal, NotFound, SandgateError
 
 __all__ = ["PIECE", "AgentFiles", "Reading", "Writing"]
@@ -49,7 +50,7 @@ class AgentFiles:
                 raise await self.error(error) from error
             if not isinstance(first, agent_pb2.ReadFileResponse) or first.WhichOneof("part") != "header":
                 raise Internal("the sandbox's agent sent no file header")
-            yield Reading(call=call, header=first.header)
+            yield Reading(call=call, header=first.header, telemetry=self.request.app[TELEMETRY])
         finally:
             call.cancel()
 
@@ -58,7 +59,7 @@ class AgentFiles:
         """Write a file. What arrived stays if the block is left before :meth:`Writing.finish`."""
         call = self.request.app[AGENTS].agent(self.located).WriteFile(metadata=self._metadata())
         status = CallStatus(call)
-        writing = Writing(call=call)
+        writing = Writing(call=call, telemetry=self.request.app[TELEMETRY])
         try:
             await writing.start(message)
             yield writing
@@ -104,11 +105,13 @@ class Reading:
 
     call: grpc.aio.UnaryStreamCall[agent_pb2.ReadFileRequest, agent_pb2.ReadFileResponse]
     header: agent_pb2.ReadFileResponse.Header
+    telemetry: Telemetry
 
     async def piece(self) -> bytes:
         """The next bytes; none at the end of the file. Raises AioRpcError."""
         while isinstance(message := await self.call.read(), agent_pb2.ReadFileResponse):
             if message.data:
+                self.telemetry.downloaded += len(message.data)
                 return message.data
         return b""
 
@@ -129,9 +132,13 @@ class Writing:
     """One file being written; small pieces are put together."""
 
     def __init__(
-        self, *, call: grpc.aio.StreamUnaryCall[agent_pb2.WriteFileRequest, agent_pb2.WriteFileResponse]
+        self,
+        *,
+        call: grpc.aio.StreamUnaryCall[agent_pb2.WriteFileRequest, agent_pb2.WriteFileResponse],
+        telemetry: Telemetry,
     ) -> None:
         self._call = call
+        self._telemetry = telemetry
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -156,6 +163,7 @@ class Writing:
 
     async def _flush(self) -> None:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._telemetry.uploaded += self._size
         self._pieces.clear()
         self._size = 0
         # A single piece can be larger than an agent takes when the client sent a great chunk.
