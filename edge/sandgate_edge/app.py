@@ -1,7 +1,8 @@
 """The edge's application: its routes, what surrounds each of them, and the parts that live as long as the process.
 
 The two planes share one address. A request that names a sandbox is for its agent; every other is for the gateway itself.
-Middlewares, from the outside in: the log line, cross-origin preflight, errors to responses, the border of the planes.
+Middlewares, from the outside in: the log line, requests to ports of sandboxes, cross-origin preflight, errors to
+responses, the border of the planes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from sandgate_edge import cors, health, request_log, routing, rpc, tracing
+from sandgate_edge import cors, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
@@ -21,7 +22,7 @@ from sandgate_edge.responses import connect_error, files_error, http_error, inte
 from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Reporter, Telemetry
-from sandgate_errors import InvalidArgument, SandgateError, Unimplemented
+from sandgate_errors import InvalidArgument, SandgateError
 from sandgate_tracing import Tracing
 
 __all__ = ["build"]
@@ -37,7 +38,14 @@ def build(settings: Settings) -> web.Application:
     traces = Tracing.start("edge") if settings.traces == "otlp" else None
     outermost = [] if traces is None else [tracing.following(traces)]
     app = web.Application(
-        middlewares=[*outermost, request_log.observe, cors.preflight, errors_to_responses, border_of_planes],
+        middlewares=[
+            *outermost,
+            request_log.observe,
+            ports.forward,
+            cors.preflight,
+            errors_to_responses,
+            border_of_planes,
+        ],
         # Every handler bounds what it reads by its own rule; aiohttp's limit would only apply to some ways of reading.
         client_max_size=0,
     )
@@ -126,9 +134,7 @@ async def border_of_planes(request: web.Request, handler: Next) -> web.StreamRes
     named = routing.sandbox_id_of(request)
     if named is None:
         return await handler(request)
-    request[SANDBOX_ID], port = named
-    if port != routing.AGENT_PORT:
-        raise Unimplemented(f"this gateway version forwards port {routing.AGENT_PORT} only, not {port}")
+    request[SANDBOX_ID], _ = named
     if not _is_for_agent(request):
         raise web.HTTPNotFound
     return await handler(request)

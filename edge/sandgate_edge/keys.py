@@ -20,10 +20,13 @@ __all__ = [
     "ANSWER_BEGAN",
     "CORE",
     "ERROR_CODE",
+    "NAMED",
+    "PORT",
     "REQUEST_ID",
     "SANDBOX_ID",
     "SETTINGS",
     "STREAMS",
+    "TARGET",
     "TELEMETRY",
     "TRACE_ID",
 ]
@@ -37,6 +40,12 @@ STREAMS: Final[web.AppKey[set[asyncio.Transport]]] = web.AppKey("streams", set)
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """Request key: one id for one request, in every log line about it. Set by the outermost middleware."""
+NAMED: Final[web.RequestKey[tuple[str, int] | None]] = web.RequestKey("named", tuple)
+"""Request key: what ``routing.sandbox_id_of`` found, so that it is looked for once."""
+PORT: Final = web.RequestKey("port", int)
+"""Request key: the port of a sandbox that the request is for; absent when it is for an agent or the gateway."""
+TARGET: Final = web.RequestKey("target", str)
+"""Request key: the request's target as it came, where routing was given another."""
 SANDBOX_ID: Final = web.RequestKey("sandbox_id", str)
 """Request key: the sandbox a request is about, for the log; absent when it names none."""
 ANSWER_BEGAN: Final = web.RequestKey("answer_began", float)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import structlog
 from aiohttp import hdrs, web
 
-from sandgate_edge.keys import ANSWER_BEGAN, ERROR_CODE, REQUEST_ID, SANDBOX_ID, TELEMETRY, TRACE_ID
+from sandgate_edge.keys import ANSWER_BEGAN, ERROR_CODE, PORT, REQUEST_ID, SANDBOX_ID, TELEMETRY, TRACE_ID
 
 __all__ = ["add_header", "observe", "route_of"]
 
@@ -79,5 +79,7 @@ def _sandbox(request: web.Request) -> str | None:
 
 def route_of(request: web.Request) -> str:
     """The route as it stands in the table; never what a client made up."""
+    if PORT in request:
+        return "port"
     resource = request.match_info.route.resource
     return "unmatched" if resource is None else resource.canonical

@@ -20,10 +20,11 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from sandgate_edge.agents import error_of
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS
+from sandgate_edge.keys import AGENTS, CORE, NAMED, PORT, REQUEST_ID, SANDBOX_ID, SETTINGS
 from sandgate_errors import (
     InvalidArgument,
     PermissionDenied,
@@ -31,7 +32,6 @@ from sandgate_errors import (
     SandboxUnreachable,
     SandgateError,
     Unauthenticated,
-    Unimplemented,
 )
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "locate",
     "locate_by_id",
     "lost",
+    "named_by",
     "reset",
     "sandbox_id_of",
 ]
@@ -94,11 +95,17 @@ class PortClosed(SandboxUnreachable):
 
 def sandbox_id_of(request: web.Request) -> tuple[str, int] | None:
     """The sandbox and port that a request names, or None when it names none. Raises InvalidArgument (R3)."""
-    domain = request.app[SETTINGS].domain
-    host = _host_of(request)
+    if NAMED not in request:
+        request[NAMED] = named_by(request.headers, request.app[SETTINGS].domain)
+    return request[NAMED]
+
+
+def named_by(headers: CIMultiDictProxy[str], domain: str | None) -> tuple[str, int] | None:
+    """:func:`sandbox_id_of` for the headers of a request that has not been routed yet."""
+    host = _host_of(headers)
     if (named := _named_by_host(host, domain)) is not None:
         return named
-    sandbox, port = request.headers.get(_ID_HEADER), request.headers.get(_PORT_HEADER)
+    sandbox, port = headers.get(_ID_HEADER), headers.get(_PORT_HEADER)
     if sandbox is None and port is None:
         return None
     if sandbox is None or port is None:
@@ -113,11 +120,8 @@ async def locate(request: web.Request, *, access: Access) -> Located:
     named = sandbox_id_of(request)
     if named is None:
         raise InvalidArgument(f"no sandbox named: send {_ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
-    sandbox_id, port = named
-    if port != AGENT_PORT:
-        request[SANDBOX_ID] = sandbox_id
-        raise Unimplemented(f"this gateway version forwards port {AGENT_PORT} only, not {port}")
-    return await locate_by_id(request, sandbox_id, access=access)
+    # Other ports than the agent's do not come here (``ports``).
+    return await locate_by_id(request, named[0], access=access)
 
 
 async def locate_by_id(request: web.Request, sandbox_id: str, *, access: Access) -> Located:
@@ -198,7 +202,7 @@ async def _out_of_reach(request: web.Request, located: Located) -> SandgateError
         return SandboxGone(located.sandbox.id)
     except SandgateError as failure:
         return failure
-    return PortClosed(located.sandbox.id, AGENT_PORT)
+    return PortClosed(located.sandbox.id, request.get(PORT, AGENT_PORT))
 
 
 def cut(request: web.Request) -> None:
@@ -232,9 +236,9 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
-def _host_of(request: web.Request) -> str:
+def _host_of(headers: CIMultiDictProxy[str]) -> str:
     """The host without its port, in lower case."""
-    host = request.headers.get("Host", "").strip().lower()
+    host = headers.get("Host", "").strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, _, _ = host.partition(":")

@@ -12,12 +12,16 @@ import socket
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.streams import StreamReader
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from sandgate_edge import routing
+from sandgate_edge.keys import SETTINGS, TARGET
 from sandgate_edge.responses import bad_request, http_error
+from sandgate_errors import InvalidArgument
 
 __all__ = ["Server"]
 
@@ -46,6 +50,7 @@ class Server:
         self._runner = web.AppRunner(
             app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_SECONDS
         )
+        self._domain = app[SETTINGS].domain
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
@@ -54,7 +59,7 @@ class Server:
         server = self._runner.server
         if server is None:
             raise RuntimeError("the application did not start")
-        _route_one_slash(server)
+        _prepare_for_routing(server, domain=self._domain)
         _answer_in_json(server)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(lambda: _Connection(server, loop=loop), sock=sock, backlog=_BACKLOG)
@@ -98,7 +103,7 @@ class _Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         # Else the bytes are of a body, which may take its time. A next head that begins in the same packet as the end of
         # a request is timed from its second packet; until then the connection counts as idle, which anybody may be.
-        begins_head = self._last_body is None or self._last_body.is_eof()
+        begins_head = self._payload_parser is None and (self._last_body is None or self._last_body.is_eof())
         heads = self._request_count
         super().data_received(data)
         if self._request_count > heads:
@@ -106,6 +111,13 @@ class _Connection(web.RequestHandler):
             self._last_body = self._messages[-1][1]
         elif begins_head and data and self._head_timer is None:
             self._await_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # None, which closes the connection, is what aiohttp wants
+        """After a change of protocol a client may end its side and still read; before it, it has left."""
+        if self._payload_parser is None:
+            return False
+        self._payload_parser.feed_eof()
+        return True
 
     def _await_head(self) -> None:
         self._heads_before = self._request_count
@@ -174,14 +186,34 @@ def _answer_in_json(server: web.Server) -> None:
     server.request_handler = handler
 
 
-def _route_one_slash(server: web.Server) -> None:
-    """Lets every request be routed by its path with one slash in front. It must be done before routing."""
+def _prepare_for_routing(server: web.Server, *, domain: str | None) -> None:
+    """What must be done to a request before it is routed.
+
+    Every path has one slash in front. An expectation of a request to a port is that server's to meet or to refuse, and
+    aiohttp would meet it; the headers as they came still have it.
+    """
     make = server.request_factory
 
     def factory(message: Any, *rest: Any) -> web.BaseRequest:
-        if message.path.startswith("//"):
-            path = "/" + message.path.lstrip("/")
+        target = message.path
+        if target.startswith("//"):
+            path = "/" + target.lstrip("/")
             message = message._replace(path=path, url=URL(path, encoded=True))
-        return make(message, *rest)
+        if hdrs.EXPECT in message.headers and _is_for_port(message.headers, domain):
+            headers = CIMultiDict(message.headers)
+            del headers[hdrs.EXPECT]
+            message = message._replace(headers=CIMultiDictProxy(headers))
+        request = make(message, *rest)
+        if message.path != target:
+            request[TARGET] = target
+        return request
 
     server.request_factory = factory
+
+
+def _is_for_port(headers: CIMultiDictProxy[str], domain: str | None) -> bool:
+    try:
+        named = routing.named_by(headers, domain)
+    except InvalidArgument:
+        return False
+    return named is not None and named[1] != routing.AGENT_PORT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network, IPv6Network
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,4 +39,6 @@ class Settings(BaseModel):
     """Which of the gateway's edges this is."""
     traces: Literal["none", "otlp"] = "none"
     """Where spans of requests go; see ``sandgate_tracing``."""
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Peers that are proxies of the operator's: what they say about the client is passed on to ports of sandboxes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -38,6 +38,8 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
     def __init__(self) -> None:
         self.sandboxes: dict[str, sandboxes_pb2.LocateResponse] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asleep: set[str] = set()
+        """Answered for without an agent until a question wakes them."""
         self.after_answer: Callable[[], None] = lambda: None
 
     def add(self, sandbox_id: str, *, target: str, token: str = "") -> None:
@@ -51,6 +53,10 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
         if request.id not in self.sandboxes:
             await fail(context, SandboxNotFound.of(request.id))
         answer = self.sandboxes[request.id]
+        if request.wake:
+            self.asleep.discard(request.id)
+        if request.id in self.asleep:
+            answer = sandboxes_pb2.LocateResponse(sandbox=answer.sandbox)
         self.after_answer()
         return answer
 
