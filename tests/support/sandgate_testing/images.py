@@ -34,7 +34,6 @@ _UNUSED = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/*", "./var/lib/apt
 _UNUSED_LANGUAGES = ("./usr/share/man/*", "./usr/share/locale/*", "./var/log/*", "./var/cache/debconf/*-old")
 _DEBOOTSTRAP_SECONDS = 600.0
 _REPOSITORY = "sandgate-test"
-_MUSL_LOADER = Path("/lib/ld-musl-x86_64.so.1")
 _APPLETS = [
     "[",
     "awk",
@@ -239,13 +238,14 @@ def _is_dynamic(program: str) -> bool:
 
 
 def _musl(root: Path) -> None:
-    if not _MUSL_LOADER.exists():
+    loader = next(Path("/lib").glob("ld-musl-*.so.1"), None)
+    if loader is None:
         raise ImageFailed("there is no musl for images: apt-get install musl")
     _busybox(root)
     (root / "lib").mkdir()
     # The loader and the library are one file.
-    shutil.copyfile(_MUSL_LOADER.resolve(), root / "lib" / _MUSL_LOADER.name)
-    (root / "lib" / _MUSL_LOADER.name).chmod(0o755)
+    shutil.copyfile(loader.resolve(), root / "lib" / loader.name)
+    (root / "lib" / loader.name).chmod(0o755)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nother:x:1000:1000::/home/other:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\nother:x:1000:\n")
 
