@@ -94,13 +94,6 @@ async def test_gone_sandbox_is_502_on_every_agent_path(edge):
         assert (reply.status, reply.json()) == (502, expected)
 
 
-async def test_other_ports_are_refused_by_name(edge):
-    for path in ("/health", "/", "/sandboxes"):
-        reply = await edge.ask(path, method="GET", sandbox=None, headers={ID: "iopen", PORT: "8080"})
-        assert (reply.status, reply.json()["code"]) == (501, 501)
-        assert "8080" in reply.json()["message"]
-
-
 @pytest.mark.parametrize(
     "path", ["/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "//init"]
 )

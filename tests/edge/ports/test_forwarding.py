@@ -33,6 +33,12 @@ async def test_every_method_passes_with_its_body(ports, method):
     assert (told["size"], told["sha256"]) == (len(body), hashlib.sha256(body).hexdigest())
 
 
+@pytest.mark.parametrize("path", ["/health", "/files", "/sandboxes", "/process.Process/Start", "/init", "/ready"])
+async def test_no_path_of_a_port_is_the_gateways(ports, path):
+    for method in ("GET", "POST"):
+        assert (await ports.told(path, method))["first"] == f"{method} {path} HTTP/1.1"
+
+
 async def test_preflight_is_the_servers_own(ports):
     told = await ports.told("/", "OPTIONS", Origin="https://a.test", Access_Control_Request_Method="PUT")
     assert told["first"] == "OPTIONS / HTTP/1.1"
