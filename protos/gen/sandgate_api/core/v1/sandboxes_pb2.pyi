@@ -104,6 +104,28 @@ ORDER_ASC: Order.ValueType  # 1
 ORDER_DESC: Order.ValueType  # 2
 Global___Order: typing_extensions.TypeAlias = Order
 
+class _Activity:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ActivityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Activity.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ACTIVITY_UNSPECIFIED: _Activity.ValueType  # 0
+    ACTIVITY_COMMAND: _Activity.ValueType  # 1
+    """Commands, their input, terminals."""
+    ACTIVITY_FILE: _Activity.ValueType  # 2
+    """Files and directories."""
+
+class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper):
+    """What somebody does in a sandbox."""
+
+ACTIVITY_UNSPECIFIED: Activity.ValueType  # 0
+ACTIVITY_COMMAND: Activity.ValueType  # 1
+"""Commands, their input, terminals."""
+ACTIVITY_FILE: Activity.ValueType  # 2
+"""Files and directories."""
+Global___Activity: typing_extensions.TypeAlias = Activity
+
 @typing.final
 class Resources(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1346,3 +1368,31 @@ class FindByTokenHashResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
 
 Global___FindByTokenHashResponse: typing_extensions.TypeAlias = FindByTokenHashResponse
+
+@typing.final
+class NoteActivityRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    ACTIVITY_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    activity: Global___Activity.ValueType
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        activity: Global___Activity.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity", "id", b"id"]) -> None: ...
+
+Global___NoteActivityRequest: typing_extensions.TypeAlias = NoteActivityRequest
+
+@typing.final
+class NoteActivityResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___NoteActivityResponse: typing_extensions.TypeAlias = NoteActivityResponse

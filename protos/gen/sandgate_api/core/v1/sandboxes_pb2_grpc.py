@@ -134,6 +134,11 @@ class SandboxServiceStub(object):
                 request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.FromString,
                 _registered_method=True)
+        self.NoteActivity = channel.unary_unary(
+                '/sandgate_api.core.v1.SandboxService/NoteActivity',
+                request_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer(object):
@@ -280,6 +285,13 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteActivity(self, request, context):
+        """Somebody uses a sandbox. For the edge only, which says so where a plugin wants to know; an unknown one is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -382,6 +394,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.FindByTokenHash,
                     request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.FromString,
                     response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.SerializeToString,
+            ),
+            'NoteActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteActivity,
+                    request_deserializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityRequest.FromString,
+                    response_serializer=sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -924,6 +941,33 @@ class SandboxService(object):
             '/sandgate_api.core.v1.SandboxService/FindByTokenHash',
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashRequest.SerializeToString,
             sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.FindByTokenHashResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.core.v1.SandboxService/NoteActivity',
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityRequest.SerializeToString,
+            sandgate__api_dot_core_dot_v1_dot_sandboxes__pb2.NoteActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -349,7 +349,23 @@ _SandboxServiceFindByTokenHashType = typing_extensions.TypeVar(
     ],
 )
 
-class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceLocateStreamType, _SandboxServiceFindTemplateType, _SandboxServiceListTemplatesType, _SandboxServiceCreateSnapshotType, _SandboxServiceListSnapshotsType, _SandboxServiceDeleteSnapshotType, _SandboxServiceForkType, _SandboxServiceUpdateNetworkType, _SandboxServiceFindByTokenHashType]):
+_SandboxServiceNoteActivityType = typing_extensions.TypeVar(
+    '_SandboxServiceNoteActivityType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
+    ],
+)
+
+class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServiceGetType, _SandboxServiceListType, _SandboxServiceKillType, _SandboxServiceSetTimeoutType, _SandboxServiceConnectType, _SandboxServicePauseType, _SandboxServiceResumeType, _SandboxServiceGetMetricsType, _SandboxServiceGetEventsType, _SandboxServiceLocateType, _SandboxServiceLocateStreamType, _SandboxServiceFindTemplateType, _SandboxServiceListTemplatesType, _SandboxServiceCreateSnapshotType, _SandboxServiceListSnapshotsType, _SandboxServiceDeleteSnapshotType, _SandboxServiceForkType, _SandboxServiceUpdateNetworkType, _SandboxServiceFindByTokenHashType, _SandboxServiceNoteActivityType]):
     @typing.overload
     def __init__(self: SandboxServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -431,6 +447,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+            sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -516,6 +536,10 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
             sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+            sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Create: _SandboxServiceCreateType
@@ -582,6 +606,9 @@ class SandboxServiceStub(typing.Generic[_SandboxServiceCreateType, _SandboxServi
     """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
     edge only. UNAUTHENTICATED when there is none, whatever the reason.
     """
+
+    NoteActivity: _SandboxServiceNoteActivityType
+    """Somebody uses a sandbox. For the edge only, which says so where a plugin wants to know; an unknown one is no error."""
 
 SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -663,6 +690,10 @@ SandboxServiceAsyncStub: typing_extensions.TypeAlias = SandboxServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashRequest,
         sandgate_api.core.v1.sandboxes_pb2.FindByTokenHashResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+        sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse,
     ],
 ]
 
@@ -831,5 +862,13 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         """Which sandbox a signed URL is for that names none: the one whose token, between two known texts, has this hash. For the
         edge only. UNAUTHENTICATED when there is none, whatever the reason.
         """
+
+    @abc.abstractmethod
+    def NoteActivity(
+        self,
+        request: sandgate_api.core.v1.sandboxes_pb2.NoteActivityRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse, collections.abc.Awaitable[sandgate_api.core.v1.sandboxes_pb2.NoteActivityResponse]]:
+        """Somebody uses a sandbox. For the edge only, which says so where a plugin wants to know; an unknown one is no error."""
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
