@@ -1,5 +1,8 @@
 """Who is calling: from the metadata of a gRPC call to an owner, or a refusal.
 
+Besides the callers of a deployment there are its other cores, which pass calls on to the core whose sandbox it is
+(:mod:`sandgate_core.peers`). They have proved the caller and say who it is. A relay token stands for one sandbox.
+
 The interceptor (:mod:`sandgate_core.server`) identifies the caller before a service sees the call; services ask
 :func:`current`. Every credential that is present must be right, and a missing one, a wrong one and a revoked one are
 answered alike (S12).
@@ -8,17 +11,37 @@ answered alike (S12).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from sandgate_core.keys import KeyRecord, Keys
+from sandgate_core.tokens import Tokens
 from sandgate_errors import PermissionDenied, Unauthenticated
 
-__all__ = ["API_KEY", "DEFAULT_OWNER", "INTERNAL_TOKEN", "Caller", "Callers", "current", "enter"]
+__all__ = [
+    "API_KEY",
+    "DEFAULT_OWNER",
+    "INTERNAL_TOKEN",
+    "PEER_TEAM",
+    "PEER_TOKEN",
+    "RELAY_TOKEN",
+    "SANDBOX_ID",
+    "Caller",
+    "Callers",
+    "current",
+    "enter",
+]
 
 API_KEY = "api-key"
 INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of a metadata key
+#: A call that another core passes on, for a caller who sees the sandboxes of this team; without a team, all.
+PEER_TOKEN = "peer-token"  # noqa: S105 - the name of a metadata key
+PEER_TEAM = "peer-team-bin"
+#: A call to the agent of the one sandbox that it was made for.
+RELAY_TOKEN = "relay-token"  # noqa: S105 - the name of a metadata key
+#: Whose agent a call is for.
+SANDBOX_ID = "sandbox-id"
 #: Whose sandboxes are made where no owner is named.
 DEFAULT_OWNER = "default"
 
@@ -32,6 +55,8 @@ class Caller:
     internal: bool = False
     #: The key that proved it.
     key: KeyRecord | None = None
+    #: Another core passes the call on: it belongs here or nowhere.
+    forwarded: bool = False
 
     def sees(self, owner: str) -> bool:
         return self.owner is None or self.owner == owner
@@ -39,6 +64,10 @@ class Caller:
     def must_be_internal(self) -> None:
         if not self.internal:
             raise PermissionDenied("only the gateway itself may do this")
+
+    def must_be_core(self) -> None:
+        if not self.forwarded:
+            raise PermissionDenied("only another core may do this")
 
 
 _current: ContextVar[Caller] = ContextVar("caller")
@@ -57,32 +86,65 @@ def enter(caller: Caller) -> None:
 class Callers:
     """Tells callers by their metadata."""
 
-    def __init__(self, keys: Keys, *, internal_token: str) -> None:
+    def __init__(self, keys: Keys, *, internal_token: str, tokens: Tokens) -> None:
         self._keys = keys
+        self._tokens = tokens
         self._internal_token = internal_token.encode()
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """The caller. Raises Unauthenticated, with one text for all reasons."""
-        tokens: list[str] = []
-        keys: list[str] = []
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]], *, relayed: bool = False) -> Caller:
+        """The caller; ``relayed``: of a call to an agent. Raises Unauthenticated, with one text for all reasons."""
+        proofs: dict[str, str | bytes] = {}
+        sandboxes: list[str] = []
         for name, value in metadata:
-            if name == INTERNAL_TOKEN:
-                tokens.append(str(value))
-            elif name == API_KEY:
-                keys.append(str(value))
-        # A repeated credential is ambiguous: which of the two was meant to be checked?
-        if len(tokens) > 1 or len(keys) > 1 or not (tokens or keys):
+            if name == SANDBOX_ID:
+                sandboxes.append(str(value))
+            elif name in _PROOFS:
+                # A repeated credential is ambiguous: which of the two was meant to be checked?
+                if name in proofs:
+                    raise _refusal()
+                proofs[name] = value
+        if PEER_TOKEN in proofs or PEER_TEAM in proofs:
+            return self._core(proofs)
+        if RELAY_TOKEN in proofs:
+            return self._relayed(proofs, sandboxes if relayed else [])
+        return self._caller(proofs)
+
+    def _caller(self, proofs: Mapping[str, str | bytes]) -> Caller:
+        token, secret = proofs.get(INTERNAL_TOKEN), proofs.get(API_KEY)
+        if token is None and secret is None:
             raise _refusal()
-        if tokens and not hmac.compare_digest(tokens[0].encode(), self._internal_token):
+        if token is not None and not hmac.compare_digest(str(token).encode(), self._internal_token):
             raise _refusal()
-        key = self._key_of(keys[0]) if keys else None
-        return Caller(owner=None if key is None else key.owner, internal=bool(tokens), key=key)
+        key = None if secret is None else self._key_of(str(secret))
+        return Caller(owner=None if key is None else key.owner, internal=token is not None, key=key)
+
+    def _core(self, proofs: Mapping[str, str | bytes]) -> Caller:
+        if proofs.keys() - {PEER_TOKEN, PEER_TEAM}:
+            raise _refusal()
+        _check(proofs.get(PEER_TOKEN), self._tokens.between_cores)
+        team = proofs.get(PEER_TEAM)
+        owner = team.decode(errors="replace") if isinstance(team, bytes) else None
+        return Caller(owner=owner, internal=True, forwarded=True)
+
+    def _relayed(self, proofs: Mapping[str, str | bytes], sandboxes: list[str]) -> Caller:
+        if len(proofs) > 1 or len(sandboxes) != 1:
+            raise _refusal()
+        _check(proofs[RELAY_TOKEN], self._tokens.relay_token_of(sandboxes[0]))
+        return Caller(owner=None, forwarded=True)
 
     def _key_of(self, secret: str) -> KeyRecord:
         key = self._keys.use(secret)
         if key is None:
             raise _refusal()
         return key
+
+
+_PROOFS = frozenset({API_KEY, INTERNAL_TOKEN, PEER_TOKEN, PEER_TEAM, RELAY_TOKEN})
+
+
+def _check(given: str | bytes | None, expected: str) -> None:
+    if not isinstance(given, str) or not hmac.compare_digest(given.encode(), expected.encode()):
+        raise _refusal()
 
 
 def _refusal() -> Unauthenticated:

@@ -39,7 +39,7 @@ async def running(*chores: Chore) -> AsyncIterator[None]:
         yield
     finally:
         stop.set()
-        _, late = await asyncio.wait(tasks, timeout=_PATIENCE)
+        _, late = await asyncio.wait(tasks, timeout=_PATIENCE) if tasks else (tasks, tasks)
         for task in late:
             task.cancel()
         if late:

@@ -124,8 +124,8 @@ class Creation:
         self._attempts.add(attempt)
         try:
             record, request = _plan(admitted, owner=owner)
-            with self._quotas.place(owner, record.resources):
-                live = await self._table.add(record, note="create")
+            with self._quotas.place(owner, record.resources) as admit:
+                live = await self._table.add(record, note="create", admit=admit)
             async with live.lock:
                 await self._make(attempt, live, admitted=admitted, request=request)
                 return live.record

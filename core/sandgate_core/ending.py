@@ -51,6 +51,8 @@ class Ending:
                 await self._agents.forget(live.agent.target)
             await self._table.move(live, final, note=note)
         except Exception:
+            if live.taken:
+                return False  # the other core frees it
             _log.exception("a sandbox could not be freed", sandbox=record.id, backend=record.backend, retry_in=wait)
             self._try_again(live, final=final, note=note, wait=wait)
             return False
@@ -80,5 +82,5 @@ class Ending:
 
     async def _retry(self, live: Live, *, final: State, note: str, wait: float) -> None:
         async with live.lock:
-            if not live.record.state.ended:
+            if not live.record.state.ended and not live.taken:
                 await self.free(live, final=final, note=note, wait=wait)

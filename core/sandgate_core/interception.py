@@ -18,6 +18,7 @@ import structlog
 from sandgate_core import callers
 from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
+from sandgate_core.routing import Routing
 from sandgate_core.telemetry import Telemetry
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import status_of, trailers_of
@@ -42,8 +43,11 @@ _Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class Interceptor(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all services but health, which anybody may ask."""
 
-    def __init__(self, known: Callers, audit: Audit, telemetry: Telemetry, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, known: Callers, audit: Audit, telemetry: Telemetry, routing: Routing, tracing: Tracing | None = None
+    ) -> None:
         self._tracing = tracing
+        self._routing = routing
         self._callers = known
         self._audit = audit
         self._telemetry = telemetry
@@ -67,8 +71,26 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(self._relayed(method, handler.stream_stream))
         return grpc.unary_unary_rpc_method_handler(
-            self._around(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            self._around(method, self._routed(method, handler.unary_unary)),
+            handler.request_deserializer,
+            # What another core answered is bytes already.
+            lambda answer: answer if isinstance(answer, bytes) else handler.response_serializer(answer),
         )
+
+    def _routed(self, method: str, behaviour: _Behaviour) -> _Behaviour:
+        """By this core or, where the sandbox is another one's, by that."""
+
+        async def routed(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            answer = await self._routing.answer(
+                method,
+                request,
+                callers.current(),
+                request_id=str(structlog.contextvars.get_contextvars()["request_id"]),
+                timeout=context.time_remaining(),
+            )
+            return await behaviour(request, context) if answer is None else answer
+
+        return routed
 
     def _relayed(self, method: str, behaviour: _Behaviour) -> Any:
         guarded = self._around(method, behaviour, relayed=True)
@@ -88,7 +110,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 outcome = "CANCELLED"
                 caller = answer = None
                 try:
-                    caller = self._callers.identify(metadata)
+                    caller = self._callers.identify(metadata, relayed=relayed)
                     callers.enter(caller)
                     answer = await behaviour(request, context)
                     outcome = "OK"
@@ -105,7 +127,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     outcome = "INTERNAL"
                     await _fail(context, method)
                 finally:
-                    if caller is not None and method in ACTIONS:
+                    # What another core passes on is noted there.
+                    if caller is not None and not caller.forwarded and method in ACTIONS:
                         self._audit.note(
                             method, caller, request=request, answer=answer, outcome=outcome, request_id=request_id
                         )

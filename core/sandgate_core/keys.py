@@ -4,15 +4,19 @@ A key is shown once, when it is made; the store holds its SHA-256. A key has 160
 searched, and looking a key up by its hash leaks nothing by timing. Valid keys are held in memory (written through), so
 checking one touches no disk and a revoked one is refused from the next call on. When a key was last used is noted in
 memory, once a minute at most, and written from there.
+
+Where several cores share the store, a core that changes keys tells the others before it answers, and they read all of them
+anew: a revoked key is refused by every core from the next call on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
 import string
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,7 +27,7 @@ from sandgate_core import clock
 from sandgate_core.chores import Pause, running
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
-from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound
+from sandgate_errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 
 __all__ = ["KeyRecord", "Keys"]
 
@@ -60,15 +64,30 @@ class KeyRecord:
 class Keys:
     """The valid keys."""
 
-    def __init__(self, store: Store, teams: Teams) -> None:
+    def __init__(self, store: Store, teams: Teams, *, changed: Callable[[], Awaitable[None]] | None = None) -> None:
+        """``changed`` tells the other cores; None where there are none."""
         self._store = store
         self._teams = teams
+        self._changed = changed
+        #: Held over a change and over reading all: what is read must not undo what was changed meanwhile.
+        self._lock = asyncio.Lock()
         self._by_digest: dict[str, KeyRecord] = {}
         #: When keys were last used, by id; not in the store yet.
         self._used: dict[str, int] = {}
 
     async def load(self) -> None:
-        self._by_digest = {key.digest: key for key in map(_record_of, await self._store.keys()) if not key.revoked_at}
+        """Go by what the store says."""
+        async with self._lock:
+            await self._load()
+
+    async def _load(self) -> None:
+        stored = [key for key in map(_record_of, await self._store.keys()) if not key.revoked_at]
+        # What was noted here and is not in the store yet stays.
+        known = {key.id: key.last_used_at for key in self._by_digest.values()}
+        self._by_digest = {
+            key.digest: replace(key, last_used_at=max(key.last_used_at or 0, known.get(key.id) or 0) or None)
+            for key in stored
+        }
 
     @asynccontextmanager
     async def noting_use(self) -> AsyncIterator[None]:
@@ -100,24 +119,37 @@ class Keys:
         """A new key and its secret, which is not kept. Raises InvalidArgument."""
         _check_name(name)
         secret = f"e2b_{secrets.token_hex(20)}"
-        return await self._add(secret, name=name, owner=owner), secret
+        async with self._changing():
+            return await self._add(secret, name=name, owner=owner), secret
 
     async def rename(self, key_id: str, *, name: str, owner: str = "") -> KeyRecord:
         """Raises NotFound as :meth:`revoke` does, InvalidArgument."""
         _check_name(name)
-        key = self._find(key_id, owner)
-        await self._store.rename_key(key.id, name)
-        # Looked up again: it may have been used or revoked meanwhile.
-        current = self._find(key_id, owner)
-        renamed = self._by_digest[current.digest] = replace(current, name=name)
-        return renamed
+        async with self._changing():
+            key = self._find(key_id, owner)
+            await self._store.rename_key(key.id, name)
+            # Looked up again: it may have been used meanwhile.
+            current = self._find(key_id, owner)
+            renamed = self._by_digest[current.digest] = replace(current, name=name)
+            return renamed
 
     async def revoke(self, key_id: str, *, owner: str = "") -> None:
         """Ends a key. Raises NotFound for an unknown or revoked one, and with ``owner`` for another team's."""
-        key = self._find(key_id, owner)
-        # Out of memory first: should the store fail, the key is refused until a restart rather than accepted.
-        self._by_digest.pop(key.digest, None)
-        await self._store.revoke_key(key.id, at=clock.now())
+        async with self._changing():
+            key = self._find(key_id, owner)
+            # Out of memory first: should the store fail, the key is refused until a restart rather than accepted.
+            self._by_digest.pop(key.digest, None)
+            await self._store.revoke_key(key.id, at=clock.now())
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Around a change: begins from what the store says, and ends when the other cores go by it."""
+        async with self._lock:
+            if self._changed is not None:
+                await self._load()
+            yield
+        if self._changed is not None:
+            await self._changed()
 
     async def ensure_first(self, secret: str | None, *, given: bool, owner: str) -> bool:
         """Make sure that there is a key to begin with; whether one was added.
@@ -139,7 +171,10 @@ class Keys:
             return False
         if known is not None or (stored and not given):
             return False
-        await self._add(secret, name=_FIRST, owner=owner)
+        try:
+            await self._add(secret, name=_FIRST, owner=owner)
+        except AlreadyExists:
+            return False  # another core that starts was faster
         return True
 
     def _find(self, key_id: str, owner: str) -> KeyRecord:

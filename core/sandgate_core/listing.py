@@ -20,7 +20,7 @@ from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
 from sandgate_errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "shown_state"]
+__all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "position_of", "shown_state"]
 
 LARGEST_PAGE = 100
 #: Bytes. gRPC clients take messages of 4 MiB unless told otherwise.
@@ -72,12 +72,14 @@ def shown_state(state: State) -> State:
             raise ValueError(f"a sandbox that is {state.value} is not shown")
 
 
-def page_of(records: Iterable[SandboxRecord], query: Query) -> Page:
-    """The page of ``records`` (all that the caller may see).
+def page_of(records: Iterable[SandboxRecord], query: Query, *, running_besides: int = 0) -> Page:
+    """The page of ``records`` (all that the caller may see, or that may stand on this page).
+
+    ``running_besides``: those that run and match, and are not among the records.
 
     Raises InvalidArgument for a token that is not ours, ResourceExhausted for a list that is too large for one piece.
     """
-    after = _position_of(query)
+    after = position_of(query)
     found = sorted((record for record in records if _matches(record, query)), key=_place)
     if query.ascending:
         found.reverse()
@@ -86,7 +88,9 @@ def page_of(records: Iterable[SandboxRecord], query: Query) -> Page:
         found = [record for record in found if (_place(record) < after if query.ascending else _place(record) > after)]
     page = _whole(found) if query.page_size is None else _first_of(found, query.page_size)
     more = len(found) > len(page)
-    return Page(records=page, next_token=_token_of(page[-1], query) if more else "", total_running=running)
+    return Page(
+        records=page, next_token=_token_of(page[-1], query) if more else "", total_running=running + running_besides
+    )
 
 
 def _whole(found: list[SandboxRecord]) -> list[SandboxRecord]:
@@ -142,7 +146,8 @@ def _token_of(record: SandboxRecord, query: Query) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _position_of(query: Query) -> tuple[int, str] | None:
+def position_of(query: Query) -> tuple[int, str] | None:
+    """Behind which place a page begins; None: at the start. Raises InvalidArgument for a token that is not ours."""
     if not query.page_token:
         return None
     found = _POSITION.fullmatch(_decoded(query.page_token))

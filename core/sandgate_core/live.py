@@ -2,20 +2,24 @@
 
 The store is written first, then memory follows without another await, so whoever reads memory (Get, List, Locate) never
 sees what a crash could take back, and touches no disk. A sandbox's lock is held by whoever changes it; readers take none.
+
+Where several cores share the store, these are the sandboxes that are this core's. A change needs the lease, before the
+write and after it: what follows the write is the backend's deed, and another core may have taken the sandbox over while the
+write was under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate_core import clock
-from sandgate_core.records import PauseMode, SandboxRecord
+from sandgate_core.records import PauseMode, SandboxRecord, Use
 from sandgate_core.states import TRANSITIONS, State
 from sandgate_core.store import Store
-from sandgate_errors import Conflict
+from sandgate_errors import Conflict, Unavailable
 from sandgate_plugin_api import AgentAddress
 
 __all__ = ["JoinedPause", "Live", "LiveTable"]
@@ -43,17 +47,35 @@ class Live:
     pausing: JoinedPause | None = None
     #: The next attempt to free it, after one that failed.
     retry: asyncio.TimerHandle | None = None
+    #: It is another core's now, so nothing of it is to be touched here.
+    taken: bool = False
 
 
 class LiveTable:
     """All of them, by id."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, may_act: Callable[[], None] = lambda: None) -> None:
+        """``may_act`` raises when another core may act in this one's place."""
         self._store = store
+        self._may_act = may_act
         self._by_id: dict[str, Live] = {}
+        #: Told of every change of state, after it: the record, the state it came from (None: it is new) and why.
+        self.changed: Callable[[SandboxRecord, State | None, str], None] = lambda _record, _came_from, _note: None
 
     async def load(self) -> None:
-        self._by_id = {record.id: Live(record) for record in await self._store.live()}
+        self.take_in(Live(record) for record in await self._store.claim())
+
+    def take_in(self, lives: Iterable[Live]) -> None:
+        """Sandboxes that are this core's from now on."""
+        self._by_id |= {live.record.id: live for live in lives if not live.record.state.ended}
+
+    def give_up(self, live: Live) -> None:
+        """Another core has it: whoever still holds this object changes nothing any more."""
+        live.taken = True
+        if live.retry is not None:
+            live.retry.cancel()
+        if self._by_id.get(live.record.id) is live:
+            del self._by_id[live.record.id]
 
     def get(self, sandbox_id: str) -> Live | None:
         return self._by_id.get(sandbox_id)
@@ -65,15 +87,22 @@ class LiveTable:
     def records(self) -> Iterator[SandboxRecord]:
         return (live.record for live in self._by_id.values())
 
-    async def add(self, record: SandboxRecord, *, note: str) -> Live:
-        """Write before act: the record is in the store when this returns."""
-        await self._store.add(record, note=note)
+    async def add(self, record: SandboxRecord, *, note: str, admit: Callable[[Use], None] | None = None) -> Live:
+        """Write before act: the record is in the store when this returns. ``admit`` as of :meth:`Store.add`."""
+        self._may_act()
+        record = replace(record, core=self._store.node)
+        await self._store.add(record, note=note, admit=admit)
         live = Live(record)
         self._by_id[record.id] = live
+        self.changed(record, None, note)
         return live
 
     async def move(self, live: Live, to: State, *, note: str, **changes: Any) -> None:
-        """Bring a sandbox whose lock is held into another state. Raises Conflict when the store was changed meanwhile."""
+        """Bring a sandbox whose lock is held into another state. Raises Conflict when the store was changed meanwhile.
+
+        Raises Unavailable when it may be another core's, which it may be after the write too.
+        """
+        self._check(live)
         before = live.record
         if to not in TRANSITIONS[before.state]:
             raise Conflict(f"sandbox {before.id} is {before.state.value} and cannot become {to.value} now")
@@ -85,11 +114,19 @@ class LiveTable:
         after = replace(before, state=to, revision=before.revision + 1, **changes)
         await self._store.move(after, came_from=before.state, note=note)
         live.record = after
+        self.changed(after, before.state, note)
         if to.ended:
             self._by_id.pop(after.id, None)
+        self._check(live)
 
     async def amend(self, live: Live, **changes: Any) -> None:
         """Change a record whose lock is held without changing its state. Raises Conflict as :meth:`move` does."""
+        self._check(live)
         after = replace(live.record, **changes)
         await self._store.amend(after)
         live.record = after
+
+    def _check(self, live: Live) -> None:
+        if live.taken:
+            raise Unavailable(f"sandbox {live.record.id} is another core's now", retry_after=1, should_retry=True)
+        self._may_act()

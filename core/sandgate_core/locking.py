@@ -1,16 +1,17 @@
-"""The locks that keep a core alone: on its state directory, and on a database that others can reach too.
+"""The locks that keep a core alone: on its state directory, and under its name on a database that it shares with others.
 
-Two cores on one store would each hold half the truth in memory. Both locks are somebody else's to free (the kernel's
-flock, an advisory lock of a PostgreSQL session), so they are free again when their holder is gone, however it went. A new
-core waits a little for a predecessor that is still ending.
+Two cores of one name would each hold half the truth about the same sandboxes in memory. Both locks are somebody else's to
+free (the kernel's flock, an advisory lock of a PostgreSQL session), so they are free again when their holder is gone,
+however it went. A new core waits a little for a predecessor that is still ending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -31,7 +32,8 @@ _LOOK = 5.0
 _ANSWER = 10.0
 #: Seconds between two attempts to reach a database that is down.
 _RECONNECT = 0.5
-#: Any number that no other program uses for its advisory locks: "sandgate" in ASCII.
+#: What all cores of a database hold together, and alone who changes its schema: "sandgate" in ASCII. Versions that had a
+#: database for one core held it alone all the time, so they and this one keep each other out.
 _ADVISORY = 0x73616E6467617465
 _log = structlog.get_logger(__name__)
 
@@ -63,45 +65,83 @@ async def _acquire(descriptor: int, state_dir: Path, patience: float) -> None:
 
 
 class DatabaseLock:
-    """One core per PostgreSQL database: an advisory lock, held by a session of its own.
+    """One core per node id on a PostgreSQL database: an advisory lock, held by a session of its own.
 
     The session is watched, since the server frees the lock when it ends. It is taken anew then; if another core was
     faster, :attr:`lost` is set, and this core must end without touching what is the other's now. Until it has noticed, the
     compare-and-set of the store keeps both from making the same change.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, node: str) -> None:
         self._engine = engine
+        self._node = node
+        self._number = int.from_bytes(hashlib.sha256(f"sandgate {node}".encode()).digest()[:8], "big", signed=True)
         self._session: AsyncConnection | None = None
         self._watch = AsyncExitStack()
-        #: Set when another core has the database.
+        self._alone = False
+        #: Set when another core has this one's name.
         self.lost = asyncio.Event()
 
-    async def acquire(self) -> None:
-        """Waits for a predecessor as :func:`state_lock` does. Raises FailedPrecondition, and the database's own errors."""
-        if not await self._take():
-            raise FailedPrecondition(
-                "another core uses this database: stop its gateway first, or give this one a database of its own"
-            )
+    async def acquire(self, *, alone: Callable[[], Awaitable[bool]]) -> None:
+        """Waits for a predecessor as :func:`state_lock` does; ``alone``: whether no other core may be there, of any name.
+
+        Raises FailedPrecondition, and the database's own errors. :meth:`share` comes next.
+        """
+        refusal = await self._take(alone)
+        if refusal is not None:
+            raise FailedPrecondition(refusal)
+
+    async def share(self) -> None:
+        """Let other cores in, and begin to watch the session."""
+        if self._alone:
+            # Both at once for a moment, which one session may: no other core comes between.
+            await self._try("pg_try_advisory_lock_shared", _ADVISORY)
+            await self._try("pg_advisory_unlock", _ADVISORY)
+            self._alone = False
         await self._watch.enter_async_context(running(self._keep))
 
     async def release(self) -> None:
         await self._watch.aclose()
         await self._drop()
 
-    async def _take(self) -> bool:
+    async def _take(self, alone: Callable[[], Awaitable[bool]]) -> str | None:
+        """None, or why it cannot be had."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE
         # Not from the pool: a session that goes back there would keep the lock.
         self._session = await self._engine.connect()
         await self._session.execution_options(isolation_level="AUTOCOMMIT")
+        named = False
         while True:
-            if (await self._session.execute(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY)))).scalar_one():
-                return True
+            # What another core does meanwhile may change the answer.
+            self._alone = await alone()
+            named = named or await self._try("pg_try_advisory_lock", self._number)
+            if named and await self._try(
+                "pg_try_advisory_lock" if self._alone else "pg_try_advisory_lock_shared", _ADVISORY
+            ):
+                return None
             if loop.time() >= deadline:
                 await self._drop()
-                return False
+                return self._refusal(named=named)
             await asyncio.sleep(_PAUSE)
+
+    def _refusal(self, *, named: bool) -> str:
+        if not named:
+            return (
+                f"another core uses this database under the same node id, {self._node}: it was started on a copy of this "
+                "state directory. Stop its gateway, or give this one a state directory of its own"
+            )
+        if self._alone:
+            return (
+                "the database has the schema of another version of sandgate, and other cores use this database: "
+                "stop their gateways first, or install their version here"
+            )
+        return "another core uses this database alone, as earlier versions of sandgate did: stop its gateway first"
+
+    async def _try(self, function: str, number: int) -> bool:
+        assert self._session is not None  # noqa: S101 - it is there from _take to _drop
+        query = sa.select(getattr(sa.func, function)(sa.cast(number, sa.BigInteger)))
+        return bool((await self._session.execute(query)).scalar_one())
 
     async def _keep(self, pause: Pause) -> None:
         while await pause(_LOOK):
@@ -125,9 +165,9 @@ class DatabaseLock:
         """False: another core has it, or it is time to end."""
         while await pause(_RECONNECT):
             try:
-                if await self._take():
+                if await self._take(_never) is None:
                     return True
-                _log.error("another core has taken the database over: this one ends")
+                _log.error("another core has taken this one's name: this one ends", node=self._node)
                 self.lost.set()
                 return False
             except (SQLAlchemyError, OSError):
@@ -146,3 +186,7 @@ class DatabaseLock:
                 await session.close()
         except (SQLAlchemyError, OSError, TimeoutError):
             _log.warning("a session of the database could not be closed in order")
+
+
+async def _never() -> bool:
+    return False

@@ -7,6 +7,7 @@ all. Once a minute the new samples go into the store in one transaction: a crash
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 
 import structlog
@@ -49,6 +50,19 @@ class Metrics:
             if self._table.get(sandbox_id) is not None:
                 self._series.setdefault(sandbox_id, Series()).load(packed)
         self._task = asyncio.create_task(self._run(), name="metrics")
+
+    async def take_up(self, sandbox_ids: Iterable[str]) -> None:
+        """What the store has of sandboxes that were another core's."""
+        for sandbox_id in sandbox_ids:
+            series = Series()
+            for packed in await self._store.measurements_of(sandbox_id):
+                series.load(packed)
+            if self._table.get(sandbox_id) is not None:
+                self._series.setdefault(sandbox_id, series)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Another core measures it now; what the store has is that one's."""
+        self._series.pop(sandbox_id, None)
 
     async def close(self) -> None:
         if self._task is not None:

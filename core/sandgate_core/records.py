@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sandgate_core.states import State
 from sandgate_plugin_api import Resources
 
-__all__ = ["NetworkRules", "PauseMode", "SandboxRecord", "Setup"]
+__all__ = ["NetworkRules", "PauseMode", "SandboxRecord", "Setup", "Use"]
 
 
 class PauseMode(enum.StrEnum):
@@ -40,6 +40,20 @@ class Setup:
     workdir: str = ""
     start_command: str = ""
     ready_command: str = ""
+
+
+@dataclass
+class Use:
+    """What a team has at one time."""
+
+    sandboxes: int = 0
+    cpus: int = 0
+    memory_mb: int = 0
+
+    def add(self, resources: Resources, *, times: int = 1) -> None:
+        self.sandboxes += times
+        self.cpus += times * resources.cpu_count
+        self.memory_mb += times * resources.memory_mb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +100,5 @@ class SandboxRecord:
     #: What makes a repeated create the same one: the client's key, and what came with it.
     idempotency_key: str | None = None
     request_digest: str | None = None
+    #: The node id of the core whose it is.
+    core: str = ""

@@ -4,13 +4,16 @@ Sandboxes do not depend on the gateway's processes, so after a stop or a crash t
 backend is asked what exists. What is known and there is adopted; what nobody knows is destroyed; a record whose sandbox
 is gone ends; what was under way is finished: a half-made sandbox is freed, one that was being killed is killed, one
 between running and paused is paused.
+
+Where several cores share the store, what belongs to a sandbox of another core is left alone, and what a core takes over from
+one that died is put in order in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -34,32 +37,65 @@ _log = structlog.get_logger(__name__)
 
 
 class Recovery:
-    """Runs once, at start."""
+    """Puts sandboxes in order that nobody has looked after for a while."""
 
     def __init__(
-        self, *, table: LiveTable, backends: Mapping[str, Backend], ending: Ending, pausing: Pausing, errands: Errands
+        self,
+        *,
+        table: LiveTable,
+        backends: Mapping[str, Backend],
+        ending: Ending,
+        pausing: Pausing,
+        errands: Errands,
+        theirs: Callable[[Collection[str]], Awaitable[Collection[str]]] | None = None,
     ) -> None:
+        """``theirs``: which of these ids are sandboxes of other cores; None where there are none."""
         self._table = table
         self._backends = backends
         self._ending = ending
         self._pausing = pausing
         self._errands = errands
-        #: Ids of all that the backends say exists.
-        self._existing: set[str] = set()
+        self._theirs = theirs
 
     async def run(self) -> None:
-        """Raises FailedPrecondition when a start would lose track of sandboxes."""
+        """At the start. Raises FailedPrecondition when it would lose track of sandboxes."""
         self._check_backends()
+        existing: set[str] = set()
         for name, backend in self._backends.items():
-            for survivor in await _surveyed(name, backend):
-                live = self._table.get(survivor.sandbox_id)
-                self._existing.add(survivor.sandbox_id)
-                if live is None or live.record.backend != name:
-                    self._errands.post(
-                        _destroy_stranger(backend, survivor), "an unknown sandbox could not be destroyed"
-                    )
+            survivors = await _surveyed(name, backend)
+            existing |= {survivor.sandbox_id for survivor in survivors}
+            for survivor in await self._strangers(name, survivors):
+                self._errands.post(_destroy_stranger(backend, survivor), "an unknown sandbox could not be destroyed")
+        await self._settle_all(self._table, existing)
+
+    async def take_up(self, lives: Collection[Live]) -> None:
+        """What was another core's and is this one's now; not in the table yet."""
+        existing: set[str] = set()
+        for name in {live.record.backend for live in lives}:
+            try:
+                existing |= {survivor.sandbox_id for survivor in await _surveyed(name, self._backends[name])}
+            except FailedPrecondition as error:
+                _log.error("what was taken over cannot be looked at", backend=name, reason=error.message)
+                # Better one that is gone than one that is given up: whoever resumes it finds out.
+                existing |= {live.record.id for live in lives if live.record.backend == name}
+        await self._settle_all(lives, existing)
+
+    async def _settle_all(self, lives: Iterable[Live], existing: Collection[str]) -> None:
         places = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._settle(live, places) for live in self._table))
+        await asyncio.gather(*(self._settle(live, places, existing) for live in lives))
+
+    async def _strangers(self, name: str, survivors: Sequence[Survivor]) -> list[Survivor]:
+        """Those that are no sandbox of any core's."""
+        unknown: list[Survivor] = []
+        for survivor in survivors:
+            live = self._table.get(survivor.sandbox_id)
+            if live is None or live.record.backend != name:
+                unknown.append(survivor)
+        if not unknown or self._theirs is None:
+            return unknown
+        # Asked after the survey: a record is written before its sandbox is made.
+        theirs = await self._theirs([survivor.sandbox_id for survivor in unknown])
+        return [survivor for survivor in unknown if survivor.sandbox_id not in theirs]
 
     def _check_backends(self) -> None:
         orphans = Counter(live.record.backend for live in self._table if live.record.backend not in self._backends)
@@ -69,7 +105,7 @@ class Recovery:
                 f"there are live sandboxes whose backend is not configured ({held}): configure it again and kill them first"
             )
 
-    async def _settle(self, live: Live, places: asyncio.Semaphore) -> None:
+    async def _settle(self, live: Live, places: asyncio.Semaphore, existing: Collection[str]) -> None:
         async with places, live.lock:
             match live.record.state:
                 case State.CREATING:
@@ -77,7 +113,7 @@ class Recovery:
                 case State.KILLING:
                     await self._ending.free(live, final=State.KILLED, note="killed before the core stopped")
                 case State.PAUSED:
-                    if live.record.id not in self._existing:
+                    if live.record.id not in existing:
                         await self._bury(live)
                 case State.PAUSING | State.RESUMING:
                     await self._pausing.settle(live)

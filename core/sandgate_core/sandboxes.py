@@ -17,17 +17,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 import structlog
 
 from sandgate_core import clock
 from sandgate_core.admission import Admission, CreateSpec
+from sandgate_core.adoption import Adoption
 from sandgate_core.agents import Agents
 from sandgate_core.callers import DEFAULT_OWNER, Caller
 from sandgate_core.chores import running
 from sandgate_core.creation import Creation
 from sandgate_core.egress import check_rules
+from sandgate_core.elsewhere import Elsewhere
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
@@ -37,11 +41,14 @@ from sandgate_core.live import JoinedPause, Live, LiveTable
 from sandgate_core.metrics import Metrics
 from sandgate_core.network_changes import NetworkChanges
 from sandgate_core.pausing import Pausing
+from sandgate_core.policy import Policy, Wish
 from sandgate_core.quotas import Quotas
 from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.recovery import Recovery
 from sandgate_core.repeats import Repeats, in_progress
+from sandgate_core.routing import Routing
 from sandgate_core.samples import Series
+from sandgate_core.sharing import Sharing
 from sandgate_core.snapshot_table import SnapshotRecord, SnapshotTable
 from sandgate_core.snapshots import Snapshots
 from sandgate_core.states import State
@@ -60,7 +67,7 @@ from sandgate_errors import (
     Unavailable,
     Unimplemented,
 )
-from sandgate_plugin_api import AgentAddress, Backend, Capability
+from sandgate_plugin_api import Activity, AgentAddress, Backend, Capability
 
 __all__ = ["Sandboxes"]
 
@@ -92,12 +99,15 @@ class Sandboxes:
         agents: Agents,
         max_timeout: float,
         create_timeout: float,
+        sharing: Sharing | None = None,
+        policy: Policy | None = None,
     ) -> None:
+        """``sharing``: with the other cores of the store; None where there are none."""
         self._store = store
         self._backends = backends
         self._max_life = clock.to_microseconds(max_timeout)
         self._errands = Errands()
-        self._table = LiveTable(store)
+        self._table = LiveTable(store) if sharing is None else LiveTable(store, may_act=sharing.lease.check)
         self._expiry = Expiry(self._expired)
         self._ending = Ending(table=self._table, backends=backends, agents=agents, errands=self._errands)
         self._pausing = Pausing(
@@ -105,7 +115,7 @@ class Sandboxes:
         )
         self._repeats = Repeats(store)
         self._metrics = Metrics(table=self._table, agents=agents, store=store)
-        self._quotas = Quotas(teams, self._table)
+        self._quotas = Quotas(teams, self._table, store)
         rows = SnapshotTable(store)
         self.templates = Templates(backends, rows, default=default_backend)
         self.snapshots = Snapshots(
@@ -113,6 +123,12 @@ class Sandboxes:
         )
         self._network = NetworkChanges(table=self._table, backends=backends, ending=self._ending)
         self._admission = Admission(self.templates)
+        # For plugins that choose a backend: what that one has, and no other.
+        self._admissions = {
+            name: Admission(Templates({name: backend}, rows, default=name)) for name, backend in backends.items()
+        }
+        self._policy = policy or Policy()
+        self._table.changed = self._policy.changed
         self._create_timeout = create_timeout
         self._creation = Creation(
             table=self._table,
@@ -123,28 +139,50 @@ class Sandboxes:
             quotas=self._quotas,
             patience=create_timeout,
         )
+        self._recovery = Recovery(
+            table=self._table,
+            backends=backends,
+            ending=self._ending,
+            pausing=self._pausing,
+            errands=self._errands,
+            theirs=None if sharing is None else sharing.roster.theirs,
+        )
+        self.adoption = Adoption(
+            table=self._table,
+            recovery=self._recovery,
+            expiry=self._expiry,
+            agents=agents,
+            errands=self._errands,
+            metrics=self._metrics,
+            taken_up=self._taken_up,
+        )
+        self.elsewhere = Elsewhere(store)
+        self.routing = Routing(self._table, backends=backends, sharing=sharing, node=store.node)
         self._chores = AsyncExitStack()
         self._stopping = False
+
+    @property
+    def node(self) -> str:
+        """The node id of this core."""
+        return self._store.node
 
     async def start(self) -> None:
         """Take up what the store and the backends hold. Raises FailedPrecondition."""
         await self._table.load()
-        recovery = Recovery(
-            table=self._table,
-            backends=self._backends,
-            ending=self._ending,
-            pausing=self._pausing,
-            errands=self._errands,
-        )
-        await recovery.run()
+        await self._recovery.run()
         for live in self._table:
-            record = live.record
-            if record.state is State.RUNNING and record.end_at is not None:
-                self._expiry.set(record.id, record.end_at)
-            if record.egress_pending:
-                self._errands.post(self._settle_network(live), "network rules could not be put in place")
+            self._taken_up(live)
         await self._metrics.start()
         await self._chores.enter_async_context(running(self.snapshots.tidying))
+        await self._chores.enter_async_context(self._policy.telling(self._record_here, self._extend))
+
+    def _taken_up(self, live: Live) -> None:
+        """A sandbox that this core finds, and looks after from now on."""
+        record = live.record
+        if record.state is State.RUNNING and record.end_at is not None:
+            self._expiry.set(record.id, record.end_at)
+        if record.egress_pending:
+            self._errands.post(self._settle_network(live), "network rules could not be put in place")
 
     async def stop(self, *, kill: bool) -> None:
         """End what is under way, and with ``kill`` every sandbox; bounded."""
@@ -163,25 +201,37 @@ class Sandboxes:
 
     # Questions
 
-    def get(self, sandbox_id: str, caller: Caller) -> SandboxRecord:
-        return self._shown(sandbox_id, caller).record
+    async def get(self, sandbox_id: str, caller: Caller) -> SandboxRecord:
+        name = parse_sandbox_id(sandbox_id)
+        live = self._table.get(name)
+        record = await self.elsewhere.find(name) if live is None else live.record
+        if record is None or not caller.sees(record.owner) or not record.state.shown:
+            raise SandboxNotFound.of(name)
+        return record
 
     async def list(self, query: Query, caller: Caller, *, template: str | None = None) -> Page:
         """One page. ``template`` is an id or a name."""
+        query, template, where = await self._policy.query(query, owner=caller.owner, template=template)
         names = query.templates if template is None else await self.templates.names_of(template, owner=caller.owner)
+        query = replace(query, templates=names)
+        # What a plugin leaves out, no limit may have counted.
+        of_others = query if where is None else replace(query, page_size=None, page_token="")
+        others, running = await self.elsewhere.for_page(of_others, owner=caller.owner)
         mine = (record for record in self._table.records() if caller.sees(record.owner))
-        return page_of(mine, Query(**{**query.__dict__, "templates": names}))
+        # By id: one that changes hands just now may be here and there.
+        found = {record.id: record for record in (*others, *mine) if where is None or where(record)}
+        return page_of(found.values(), query, running_besides=running)
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """Those that have not ended, by backend and state."""
+        """This core's that have not ended, by backend and state."""
         return Counter((record.backend, record.state.value) for record in self._table.records())
 
     def secured(self) -> tuple[SandboxRecord, ...]:
-        """Those that a token protects and that callers may see."""
+        """This core's that a token protects and that callers may see."""
         return tuple(record for record in self._table.records() if record.secure and record.state.shown)
 
     def metrics(self, sandbox_id: str, caller: Caller) -> Series:
-        """What a sandbox used; nothing while it is paused."""
+        """What a sandbox of this core used; nothing while it is paused."""
         return self._metrics.series(self._shown(sandbox_id, caller).record.id)
 
     async def events(self, sandbox_id: str, caller: Caller) -> Sequence[Change]:
@@ -229,6 +279,7 @@ class Sandboxes:
     def at_hand(self, sandbox_id: str, caller: Caller) -> tuple[SandboxRecord, AgentAddress] | None:
         """What :meth:`locate` would say, if that needs neither a backend nor an explanation."""
         try:
+            self.routing.check()
             live = self._shown(sandbox_id, caller)
         except SandgateError:
             return None
@@ -246,13 +297,11 @@ class Sandboxes:
             earlier = await self._repeats.earlier(owner=owner, key=spec.idempotency_key, digest=spec.digest)
             if earlier is not None:
                 return earlier
-        self._quotas.count_create(owner)
-        asked_at = asyncio.get_running_loop().time()
-        admitted = await self._admission.admit(
-            spec, owner=owner, longest_life=self._longest_life(owner), patience=self._create_timeout
-        )
+        wish = await self._policy.wish(spec, owner=owner)
+        await self._quotas.count_create(owner)
+        asked_at = asyncio.get_running_loop().time() - wish.shorter_by(self._create_timeout)
         try:
-            return await self._creation.create(admitted, owner=owner, asked_at=asked_at)
+            return await wish.tried(partial(self._create_on, wish, owner=owner, asked_at=asked_at))
         except AlreadyExists as error:
             # The other attempt wrote its record between our look and our write.
             raise in_progress() from error
@@ -274,7 +323,13 @@ class Sandboxes:
         """With the new end: now + ``timeout`` microseconds, within the longest life (C28 to C32)."""
         live = self._shown(sandbox_id, caller)
         self._must_be_awake(live.record)
+        timeout, extend_only = await self._policy.life(live.record, timeout=timeout, extend_only=extend_only)
         return await self._errands.finish(self._set_timeout(live, timeout=timeout, extend_only=extend_only))
+
+    def note_activity(self, sandbox_id: str, activity: Activity) -> None:
+        """Somebody uses a sandbox, if it is one of this core's; plugins are told."""
+        if (record := self._record_here(sandbox_id)) is not None:
+            self._policy.used(record, activity)
 
     async def connect(
         self, sandbox_id: str, caller: Caller, *, timeout: int, memory: bool = True
@@ -395,6 +450,26 @@ class Sandboxes:
             raise Conflict(f"sandbox {record.id} is {record.state.value}")
         if record.state not in _AWAKE:
             raise SandboxNotFound.of(record.id)
+
+    async def _create_on(self, wish: Wish, backend: str | None, *, owner: str, asked_at: float) -> SandboxRecord:
+        admission = self._admission if backend is None else self._admissions[backend]
+        admitted = await admission.admit(
+            wish.spec, owner=owner, longest_life=self._longest_life(owner), patience=self._create_timeout
+        )
+        return await self._creation.create(wish.admitted(admitted), owner=owner, asked_at=asked_at)
+
+    def _record_here(self, sandbox_id: str) -> SandboxRecord | None:
+        live = self._table.get(sandbox_id)
+        return None if live is None else live.record
+
+    async def _extend(self, sandbox_id: str, life: int) -> None:
+        """Let a sandbox that is used live for ``life`` microseconds from now at least."""
+        live = self._table.get(sandbox_id)
+        if live is None:
+            return
+        async with live.lock:
+            if live.record.state is State.RUNNING:
+                await self._move_end(live, timeout=life, extend_only=True)
 
     async def _set_timeout(self, live: Live, *, timeout: int, extend_only: bool) -> SandboxRecord:
         async with live.lock:

@@ -11,6 +11,8 @@ __all__ = [
     "HEAD",
     "api_keys",
     "audit",
+    "cores",
+    "create_rates",
     "measurements",
     "meta",
     "metadata",
@@ -21,7 +23,7 @@ __all__ = [
 ]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0005"
+HEAD = "0006"
 
 metadata = sa.MetaData()
 
@@ -57,6 +59,8 @@ sandboxes = sa.Table(
     sa.Column("request_digest", sa.String(64)),
     sa.Column("setup", sa.JSON(none_as_null=True)),
     sa.Column("egress_pending", sa.Boolean, nullable=False, server_default=sa.false()),
+    #: Whose it is. Empty: nobody's, as an earlier schema left it.
+    sa.Column("core", sa.String(32), nullable=False, server_default=""),
     sa.Index("sandboxes_by_state", "state"),
     sa.Index("sandboxes_by_end", "ended_at"),
     # Of all creates that claim to be the same one, a single one makes a record. NULLs do not clash.
@@ -167,6 +171,29 @@ audit = sa.Table(
     sa.Column("request_id", sa.String(128), nullable=False),
     sa.Index("audit_by_time", "at"),
     sa.Index("audit_by_subject", "subject"),
+)
+
+#: The cores of this database. Times are the database's own.
+cores = sa.Table(
+    "cores",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    #: A gRPC target at which the other cores and their edges reach it.
+    sa.Column("address", sa.Text, nullable=False),
+    #: Its machine's name, for people.
+    sa.Column("host", sa.Text, nullable=False),
+    #: Another one for each start of the core.
+    sa.Column("boot", sa.String(32), nullable=False),
+    sa.Column("lease_end", sa.BigInteger, nullable=False),
+)
+
+#: How many creates each team has left of its rate, where several cores count them.
+create_rates = sa.Table(
+    "create_rates",
+    metadata,
+    sa.Column("team", sa.String(64), primary_key=True),
+    sa.Column("tokens", sa.Double, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
 )
 
 meta = sa.Table(

@@ -8,26 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from sandgate_api.core.v1 import audit_pb2_grpc, edges_pb2_grpc, keys_pb2_grpc, sandboxes_pb2_grpc, teams_pb2_grpc
+from sandgate_api.core.v1 import (
+    audit_pb2_grpc,
+    edges_pb2_grpc,
+    keys_pb2_grpc,
+    peers_pb2_grpc,
+    sandboxes_pb2_grpc,
+    teams_pb2_grpc,
+)
 from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
 from sandgate_core.audit import Audit
 from sandgate_core.callers import DEFAULT_OWNER, Callers
+from sandgate_core.chores import Pause, running
 from sandgate_core.edges import Edges
 from sandgate_core.interception import Interceptor
 from sandgate_core.keys import Keys
+from sandgate_core.lease import Lease
 from sandgate_core.observed import observed
+from sandgate_core.policy import Policy, opened_policy
+from sandgate_core.roster import Peer
 from sandgate_core.sandboxes import Sandboxes
-from sandgate_core.services import AuditService, EdgeService, KeyService, Relay, SandboxService, TeamService
+from sandgate_core.services import (
+    AuditService,
+    EdgeService,
+    KeyService,
+    PeerService,
+    Relay,
+    SandboxService,
+    TeamService,
+)
 from sandgate_core.settings import Settings
+from sandgate_core.sharing import Sharing, shared
 from sandgate_core.states import State
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
@@ -42,6 +64,8 @@ __all__ = ["Core", "run_core"]
 #: Seconds for calls that are under way when the core stops. Streams of the relay do not end by themselves; their callers
 #: attach again, which is what they do after a crash too.
 _DRAIN = 2.0
+#: Seconds between two looks at whether the core may act.
+_HEALTH_STEP = 0.5
 _FINGERPRINT = "seed-fingerprint"
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -86,49 +110,69 @@ async def run_core(settings: Settings, backends: Mapping[str, Backend]) -> Async
     Raises FailedPrecondition with one line for the operator.
     """
     store = await Store.open(url=settings.database, state_dir=settings.state_dir)
+    tokens = Tokens(settings.seed_bytes)
     try:
-        tokens = Tokens(settings.seed_bytes)
-        await _check_seed(store, tokens)
-        teams = Teams(store)
-        await teams.load()
-        keys = Keys(store, teams)
-        first_key = None if settings.first_key is None else settings.first_key.get_secret_value()
-        created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
-        await keys.load()
-        audit = Audit(store, days=settings.audit_days)
-        telemetry, edges = Telemetry(), Edges()
-        tracing = Tracing.start("core") if settings.traces == "otlp" else None
-        if settings.metrics_listen is not None or tracing is not None:
-            backends = {
-                name: observed(backend, telemetry=telemetry, tracing=tracing) for name, backend in backends.items()
-            }
         async with (
-            _ended(tracing),
-            keys.noting_use(),
-            audit.writing(),
-            _agents(tracing) as agents,
-            _sandboxes(settings, store, teams, backends, agents) as sandboxes,
-            telemetry.served(settings.metrics_listen, sandboxes.counts, edges),
-            _served(
-                settings,
-                sandboxes,
-                _Records(keys, teams, audit, telemetry, edges, tracing),
-                tokens=tokens,
-                agents=agents,
-            ) as targets,
+            shared(store, seconds=settings.lease, token=tokens.between_cores) as sharing,
+            _run(settings, backends, store=store, tokens=tokens, sharing=sharing) as core,
         ):
-            yield Core(first_key_created=created, targets=targets, lost=store.lost)
+            yield core
     finally:
         await store.close()
 
 
-async def _check_seed(store: Store, tokens: Tokens) -> None:
-    """Refuse to hand out tokens that differ from those the clients of protected sandboxes hold."""
-    known = await store.remembered(_FINGERPRINT)
+@asynccontextmanager
+async def _run(
+    settings: Settings, backends: Mapping[str, Backend], *, store: Store, tokens: Tokens, sharing: Sharing | None
+) -> AsyncIterator[Core]:
+    await _check_seed(store, tokens, others=[] if sharing is None else sharing.others)
+    changed = None if sharing is None else sharing.peers.refresh
+    teams = Teams(store, changed=changed)
+    await teams.load()
+    keys = Keys(store, teams, changed=changed)
+    first_key = None if settings.first_key is None else settings.first_key.get_secret_value()
+    created = await keys.ensure_first(first_key, given=settings.first_key_given, owner=DEFAULT_OWNER)
+    await keys.load()
+    audit = Audit(store, days=settings.audit_days)
+    telemetry, edges = Telemetry(), Edges()
+    tracing = Tracing.start("core") if settings.traces == "otlp" else None
+    if settings.metrics_listen is not None or tracing is not None:
+        backends = {name: observed(backend, telemetry=telemetry, tracing=tracing) for name, backend in backends.items()}
+    async with (
+        _ended(tracing),
+        keys.noting_use(),
+        audit.writing(),
+        _agents(tracing) as agents,
+        opened_policy(
+            settings.plugins, backends=backends, default=settings.default_backend, state_dir=settings.state_dir
+        ) as policy,
+        _sandboxes(settings, store, teams, backends, agents, sharing, policy) as sandboxes,
+        telemetry.served(settings.metrics_listen, sandboxes.counts, edges),
+        _served(
+            settings,
+            sandboxes,
+            _Records(keys, teams, audit, telemetry, edges, tracing),
+            tokens=tokens,
+            agents=agents,
+            sharing=sharing,
+        ) as targets,
+        _taking_part(settings, sharing, targets, keys=keys, teams=teams, backends=backends),
+    ):
+        yield Core(first_key_created=created, targets=targets, lost=store.lost)
+
+
+async def _check_seed(store: Store, tokens: Tokens, *, others: Sequence[Peer]) -> None:
+    """Refuse to hand out tokens that differ from those of other cores, or that clients of protected sandboxes hold."""
+    known = await store.agree(_FINGERPRINT, tokens.fingerprint)
     if known == tokens.fingerprint:
         return
+    if others:
+        raise FailedPrecondition(
+            f"the seed is not that of the other cores on this database ({', '.join(peer.host for peer in others)}): "
+            "give all of them the same SANDGATE_SEED"
+        )
     protected = [record for record in await store.live() if record.secure and record.state is not State.KILLING]
-    if known is not None and protected:
+    if protected:
         raise FailedPrecondition(
             f"the seed is not the one that {len(protected)} protected sandboxes were made with: "
             "restore the seed, or kill them with it first"
@@ -156,7 +200,13 @@ async def _agents(tracing: Tracing | None) -> AsyncIterator[Agents]:
 
 @asynccontextmanager
 async def _sandboxes(
-    settings: Settings, store: Store, teams: Teams, backends: Mapping[str, Backend], agents: Agents
+    settings: Settings,
+    store: Store,
+    teams: Teams,
+    backends: Mapping[str, Backend],
+    agents: Agents,
+    sharing: Sharing | None,
+    policy: Policy,
 ) -> AsyncIterator[Sandboxes]:
     sandboxes = Sandboxes(
         store=store,
@@ -166,7 +216,11 @@ async def _sandboxes(
         agents=agents,
         max_timeout=settings.max_timeout,
         create_timeout=settings.create_timeout,
+        sharing=sharing,
+        policy=policy,
     )
+    if sharing is not None:
+        sharing.membership.takers = sandboxes.adoption
     started = False
     try:
         await sandboxes.start()
@@ -179,19 +233,62 @@ async def _sandboxes(
 
 
 @asynccontextmanager
+async def _taking_part(
+    settings: Settings,
+    sharing: Sharing | None,
+    targets: Sequence[str],
+    *,
+    keys: Keys,
+    teams: Teams,
+    backends: Mapping[str, Backend],
+) -> AsyncIterator[None]:
+    """While the block runs, the other cores of the database call this one, and it takes over from those that die."""
+    if sharing is None:
+        yield
+        return
+    address = settings.address or targets[0]
+    if _socket_of(address) is not None and any(peer.host != socket.gethostname() for peer in sharing.others):
+        _log.warning("cores on other machines cannot reach this one: its address is a unix socket", address=address)
+    movable = [name for name, backend in backends.items() if not backend.host_bound]
+    await sharing.membership.serve(address, movable=movable, refresh=lambda: _refresh(keys, teams))
+    try:
+        yield
+    finally:
+        sharing.membership.rest()
+
+
+async def _refresh(keys: Keys, teams: Teams) -> None:
+    await teams.load()
+    await keys.load()
+
+
+@asynccontextmanager
 async def _served(
-    settings: Settings, sandboxes: Sandboxes, records: _Records, *, tokens: Tokens, agents: Agents
+    settings: Settings,
+    sandboxes: Sandboxes,
+    records: _Records,
+    *,
+    tokens: Tokens,
+    agents: Agents,
+    sharing: Sharing | None,
 ) -> AsyncIterator[list[str]]:
-    callers = Callers(records.keys, internal_token=settings.internal_token.get_secret_value())
+    callers = Callers(records.keys, internal_token=settings.internal_token.get_secret_value(), tokens=tokens)
     server = grpc.aio.server(
-        interceptors=[Interceptor(callers, records.audit, records.telemetry, records.tracing)], options=_OPTIONS
+        interceptors=[Interceptor(callers, records.audit, records.telemetry, sandboxes.routing, records.tracing)],
+        options=_OPTIONS,
     )
-    service = SandboxService(sandboxes, tokens=tokens, envd_version=settings.envd_version)
+    service = SandboxService(
+        sandboxes,
+        tokens=tokens,
+        envd_version=settings.envd_version,
+        relay=lambda: "" if sharing is None else sharing.membership.address,
+    )
     sandboxes_pb2_grpc.add_SandboxServiceServicer_to_server(service, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(records.keys), server)
     teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(records.teams), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(records.audit), server)
     edges_pb2_grpc.add_EdgeServiceServicer_to_server(EdgeService(records.edges), server)
+    peers_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lambda: _refresh(records.keys, records.teams)), server)
     server.add_generic_rpc_handlers((Relay(sandboxes, agents, records.tracing),))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -199,14 +296,25 @@ async def _served(
     try:
         await server.start()
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
-        _log.info("the core serves", targets=targets)
-        yield targets
+        _log.info("the core serves", targets=targets, node=sandboxes.node)
+        async with running(*([] if sharing is None else [partial(_show_health, checks, sharing.lease)])):
+            yield targets
     finally:
         await checks.enter_graceful_shutdown()
         records.edges.close()
         service.end_streams()
         await server.stop(_DRAIN)
         _remove_sockets(targets)
+
+
+async def _show_health(checks: health.aio.HealthServicer, lease: Lease, pause: Pause) -> None:
+    """A core that may not act is not well, until it may."""
+    serves = True
+    while await pause(_HEALTH_STEP):
+        if lease.held is not serves:
+            serves = lease.held
+            status = health_pb2.HealthCheckResponse.SERVING if serves else health_pb2.HealthCheckResponse.NOT_SERVING
+            await checks.set("", status)
 
 
 def _listen(server: grpc.aio.Server, target: str) -> str:

@@ -26,9 +26,15 @@ class Settings(BaseModel):
     runtime_dir: Path
     #: None: SQLite in the state directory.
     database: str | None = Field(default=None, repr=False)
+    #: Where other cores of the database and their edges reach this one: a gRPC target. None: the first of ``listen``.
+    address: str | None = Field(default=None, min_length=1)
+    #: Seconds without a sign of life after which the other cores take this one for dead.
+    lease: float = Field(default=15, ge=1, le=3600, allow_inf_nan=False)
     #: gRPC targets. None: a unix socket in the runtime directory.
     listen: list[str] | None = Field(default=None, min_length=1)
     default_backend: str
+    #: The table of each policy plugin, in the order in which their hooks are asked.
+    plugins: dict[str, dict[str, object]] = Field(default_factory=dict)
     #: The table of each configured backend; the default one counts as configured.
     backends: dict[str, dict[str, object]] = Field(default_factory=dict)
     internal_token: SecretStr = Field(min_length=16)

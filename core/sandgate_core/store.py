@@ -1,8 +1,8 @@
 """The store: what the core must not forget, in SQL.
 
-SQLite (write-ahead log) in the state directory by default, PostgreSQL by one URL. The schema is brought up to date when
-the store is opened (``migrations/``); a database of a newer version is refused. Every change of a sandbox's state is one
-compare-and-set row update in one transaction with its entry in the history, so two who race cannot both win.
+One file of SQLite, or a PostgreSQL database that several cores share (:mod:`sandgate_core.database`). Every change of a
+sandbox is one compare-and-set row update, of its state and of the core whose it is, in one transaction with its entry in the
+history, so two who race cannot both win.
 
 The store knows rows and nothing of lifecycles; :mod:`sandgate_core.live` holds what it says in memory.
 """
@@ -10,35 +10,29 @@ The store knows rows and nothing of lifecycles; :mod:`sandgate_core.live` holds 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sandgate_core import clock, schema
+from sandgate_core import clock, counting, database, schema
+from sandgate_core.database import KEEP_ENDED
 from sandgate_core.locking import DatabaseLock
-from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord, Setup
+from sandgate_core.node import node_of
+from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord, Setup, Use
 from sandgate_core.states import State
-from sandgate_errors import AlreadyExists, Conflict, FailedPrecondition
+from sandgate_errors import AlreadyExists, Conflict
 from sandgate_plugin_api import Resources
 
-__all__ = ["HISTORY_LENGTH", "KEEP_ENDED", "Change", "Piece", "Store"]
+__all__ = ["HISTORY_LENGTH", "KEEP_ENDED", "Change", "Piece", "Store", "record_of", "unended"]
 
 #: Entries of history kept with a record.
 HISTORY_LENGTH = 100
-#: How long the record of an ended sandbox is kept, in microseconds: a week to ask what became of it.
-KEEP_ENDED = 7 * 24 * 3600 * clock.MICROSECONDS
-#: How long a writer waits for another process that has the database locked, such as a backup.
-_BUSY_TIMEOUT_MS = 5_000
-_MIGRATIONS = Path(__file__).with_name("migrations")
-_ENDED = [state.value for state in State if state.ended]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +57,10 @@ class Piece:
 class Store:
     """An open database. Made by :meth:`open`, ended by :meth:`close`."""
 
-    def __init__(self, engine: AsyncEngine, lock: DatabaseLock | None) -> None:
+    def __init__(self, engine: AsyncEngine, lock: DatabaseLock | None, node: str) -> None:
+        self.engine = engine
+        #: The node id of the core that has it open.
+        self.node = node
         self._engine = engine
         self._lock = lock
 
@@ -73,21 +70,9 @@ class Store:
 
         Raises FailedPrecondition with one line for the operator, without the password of a URL.
         """
-        target = _default_url(state_dir / "sandgate.db") if url is None else _parsed(url)
-        async with AsyncExitStack() as undo:
-            engine = _engine(target)
-            undo.push_async_callback(engine.dispose)
-            try:
-                lock = await _locked(engine, undo)
-                async with engine.begin() as connection:
-                    await _bring_up_to_date(connection)
-                    await _prune(connection)
-            except (SQLAlchemyError, OSError) as error:
-                raise FailedPrecondition(
-                    f"the database {target.render_as_string()} cannot be used: {_cause(error)}"
-                ) from error
-            undo.pop_all()
-        return cls(engine, lock)
+        node = node_of(state_dir)
+        engine, lock = await database.opened(url=url, state_dir=state_dir, node=node)
+        return cls(engine, lock, node)
 
     async def close(self) -> None:
         if self._lock is not None:
@@ -95,28 +80,45 @@ class Store:
         await self._engine.dispose()
 
     @property
+    def shared(self) -> bool:
+        """Whether other cores may have the same database open."""
+        return self._lock is not None
+
+    @property
     def lost(self) -> asyncio.Event | None:
-        """Set when another core has this database now; None where that cannot be."""
+        """Set when another core has this one's name now; None where that cannot be."""
         return None if self._lock is None else self._lock.lost
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """For the tables that have a module of their own (:mod:`sandgate_core.snapshot_table`)."""
+        """For tables that have a module of their own."""
         return self._engine.begin()
 
     # Sandboxes
 
     async def live(self) -> list[SandboxRecord]:
-        """Every record that has not ended."""
-        query = sa.select(schema.sandboxes).where(schema.sandboxes.c.state.not_in(_ENDED))
+        """Every record that has not ended, of all cores."""
+        query = sa.select(schema.sandboxes).where(unended())
         async with self._engine.connect() as connection:
-            return [_record_of(row) for row in (await connection.execute(query)).mappings()]
+            return [record_of(row) for row in (await connection.execute(query)).mappings()]
+
+    async def claim(self) -> list[SandboxRecord]:
+        """This core's records that have not ended; those that are nobody's are its own from now on.
+
+        An SQLite file has one core, so whatever it holds is its own, whichever state directory it came from.
+        """
+        table = schema.sandboxes
+        free = table.c.core == "" if self.shared else table.c.core != self.node
+        mine = sa.select(table).where(table.c.core == self.node, unended())
+        async with self._engine.begin() as connection:
+            await connection.execute(table.update().where(free, unended()).values(core=self.node))
+            return [record_of(row) for row in (await connection.execute(mine)).mappings()]
 
     async def find(self, sandbox_id: str) -> SandboxRecord | None:
         """The record of any sandbox, ended ones included."""
         query = sa.select(schema.sandboxes).where(schema.sandboxes.c.id == sandbox_id)
         async with self._engine.connect() as connection:
             row = (await connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _record_of(row)
+        return None if row is None else record_of(row)
 
     async def spawns(self, owner: str | None) -> dict[tuple[str, str], tuple[int, int]]:
         """By backend and template: how many sandboxes of an owner (None: of all) are on record, and when the last was made."""
@@ -133,15 +135,18 @@ class Store:
         query = sa.select(table).where(table.c.owner == owner, table.c.idempotency_key == idempotency_key)
         async with self._engine.connect() as connection:
             row = (await connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _record_of(row)
+        return None if row is None else record_of(row)
 
-    async def add(self, record: SandboxRecord, *, note: str) -> None:
+    async def add(self, record: SandboxRecord, *, note: str, admit: Callable[[Use], None] | None = None) -> None:
         """Writes a new record and the beginning of its history.
 
+        ``admit`` hears what the owner has already, and may raise; no other record of this owner comes in between.
         Raises AlreadyExists when another record has its idempotency key.
         """
         try:
             async with self._engine.begin() as connection:
+                if admit is not None:
+                    admit(await counting.use_of(connection, record.owner))
                 await connection.execute(schema.sandboxes.insert(), _row_of(record))
                 await connection.execute(schema.transitions.insert(), _entry(record, came_from=None, note=note))
         except IntegrityError as error:
@@ -166,6 +171,11 @@ class Store:
         async with self._engine.begin() as connection:
             await _compare_and_set(connection, record, expected=record.state)
 
+    async def take_token(self, team: str, *, rate: int) -> float | None:
+        """One create of a team that may have ``rate`` a minute: None, or seconds until it may. For shared stores."""
+        async with self._engine.begin() as connection:
+            return await counting.take_token(connection, team, rate=rate)
+
     async def history(self, sandbox_id: str) -> list[Change]:
         """The kept changes of a sandbox, oldest first."""
         table = schema.transitions
@@ -182,11 +192,19 @@ class Store:
     # What sandboxes used
 
     async def measurements(self) -> list[tuple[str, bytes]]:
-        """What was kept of each sandbox, in pieces, oldest first."""
-        table = schema.measurements
-        query = sa.select(table.c.sandbox_id, table.c.samples).order_by(table.c.at)
+        """What was kept of each sandbox of this core, in pieces, oldest first."""
+        table, sandboxes = schema.measurements, schema.sandboxes
+        mine = sa.select(sandboxes.c.id).where(sandboxes.c.core == self.node, unended())
+        query = sa.select(table.c.sandbox_id, table.c.samples).where(table.c.sandbox_id.in_(mine)).order_by(table.c.at)
         async with self._engine.connect() as connection:
             return [(row[0], row[1]) for row in await connection.execute(query)]
+
+    async def measurements_of(self, sandbox_id: str) -> list[bytes]:
+        """The same of one sandbox, whosever it is."""
+        table = schema.measurements
+        query = sa.select(table.c.samples).where(table.c.sandbox_id == sandbox_id).order_by(table.c.at)
+        async with self._engine.connect() as connection:
+            return list((await connection.execute(query)).scalars())
 
     async def keep_measurements(self, pieces: Iterable[Piece], *, instead: Collection[str]) -> None:
         """Adds pieces, in place of all earlier ones for the sandboxes ``instead``; pieces of unknown ones are dropped."""
@@ -209,8 +227,8 @@ class Store:
             return [dict(row) for row in (await connection.execute(sa.select(schema.api_keys))).mappings()]
 
     async def add_key(self, row: Mapping[str, object]) -> None:
-        async with self._engine.begin() as connection:
-            await connection.execute(schema.api_keys.insert(), dict(row))
+        """Raises AlreadyExists for one that is there."""
+        await self._insert(schema.api_keys, row)
 
     async def revoke_key(self, key_id: str, *, at: int) -> None:
         table = schema.api_keys
@@ -229,7 +247,9 @@ class Store:
         table = schema.api_keys
         async with self._engine.begin() as connection:
             for key_id, at in used.items():
-                await connection.execute(table.update().where(table.c.id == key_id).values(last_used_at=at))
+                # Another core may have seen it later.
+                earlier = sa.or_(table.c.last_used_at.is_(None), table.c.last_used_at < at)
+                await connection.execute(table.update().where(table.c.id == key_id, earlier).values(last_used_at=at))
 
     # Teams
 
@@ -238,8 +258,8 @@ class Store:
             return [dict(row) for row in (await connection.execute(sa.select(schema.teams))).mappings()]
 
     async def add_team(self, row: Mapping[str, object]) -> None:
-        async with self._engine.begin() as connection:
-            await connection.execute(schema.teams.insert(), dict(row))
+        """Raises AlreadyExists for one that is there."""
+        await self._insert(schema.teams, row)
 
     async def change_team(self, row: Mapping[str, object]) -> None:
         table = schema.teams
@@ -286,6 +306,21 @@ class Store:
             value: str | None = (await connection.execute(query)).scalar_one_or_none()
             return value
 
+    async def agree(self, name: str, value: str) -> str:
+        """What stands under ``name``: ``value``, unless another core was faster."""
+        try:
+            await self._insert(schema.meta, {"name": name, "value": value})
+        except AlreadyExists:
+            return await self.remembered(name) or value
+        return value
+
+    async def _insert(self, table: sa.Table, row: Mapping[str, object]) -> None:
+        try:
+            async with self._engine.begin() as connection:
+                await connection.execute(table.insert(), dict(row))
+        except IntegrityError as error:
+            raise AlreadyExists("it is in the store already") from error
+
     async def remember(self, name: str, value: str) -> None:
         async with self._engine.begin() as connection:
             await connection.execute(schema.meta.delete().where(schema.meta.c.name == name))
@@ -294,9 +329,13 @@ class Store:
 
 async def _compare_and_set(connection: AsyncConnection, record: SandboxRecord, *, expected: State) -> None:
     table = schema.sandboxes
-    change = table.update().where(table.c.id == record.id, table.c.state == expected.value).values(_row_of(record))
-    if (await connection.execute(change)).rowcount != 1:
+    unchanged = (table.c.id == record.id, table.c.state == expected.value, table.c.core == record.core)
+    if (await connection.execute(table.update().where(*unchanged).values(_row_of(record)))).rowcount != 1:
         raise Conflict(f"sandbox {record.id} is no longer {expected.value}")
+
+
+def unended() -> sa.ColumnElement[bool]:
+    return schema.sandboxes.c.state.not_in([state.value for state in State if state.ended])
 
 
 def _entry(record: SandboxRecord, *, came_from: State | None, note: str) -> dict[str, object]:
@@ -328,7 +367,7 @@ def _row_of(record: SandboxRecord) -> dict[str, object]:
     }
 
 
-def _record_of(row: Mapping[Any, Any]) -> SandboxRecord:
+def record_of(row: Mapping[Any, Any]) -> SandboxRecord:
     return SandboxRecord(
         **{name: row[name] for name in _SCALARS},
         state=State(row["state"]),
@@ -343,129 +382,3 @@ def _network_of(stored: Mapping[str, Any]) -> NetworkRules:
     return NetworkRules(
         **{**stored, "allow_out": tuple(stored["allow_out"]), "deny_out": tuple(stored["deny_out"])},
     )
-
-
-def _default_url(path: Path) -> URL:
-    try:
-        # Made by us, so that nobody else may read it whatever the umask is; SQLite gives its log the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise FailedPrecondition(f"the database {path} cannot be used: {error.strerror}") from error
-    return URL.create("sqlite+aiosqlite", database=str(path))
-
-
-_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgres": "postgresql+asyncpg",
-    "postgresql": "postgresql+asyncpg",
-}
-
-
-def _parsed(text: str) -> URL:
-    try:
-        url = make_url(text)
-    except ArgumentError:
-        # Not repeated in the line: what cannot be parsed may hold a password anywhere.
-        raise FailedPrecondition(
-            "the database URL cannot be read: expected postgresql://user:password@host/name"
-        ) from None
-    driver = _DRIVERS.get(url.drivername, url.drivername)
-    if driver not in _DRIVERS.values():
-        raise FailedPrecondition(
-            f"databases of kind '{url.drivername}' are not supported: use postgresql:// or sqlite://"
-        )
-    return url.set(drivername=driver)
-
-
-def _engine(url: URL) -> AsyncEngine:
-    # Statements carry variables and handles of sandboxes: an error's text, which goes to the log, must not.
-    options: dict[str, Any] = {"hide_parameters": True}
-    if url.get_backend_name() == "sqlite":
-        # SQLite has one writer at a time: one connection queues writers in order, where several would take turns by
-        # waiting and retrying on a locked file.
-        options |= {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60, "poolclass": sa.AsyncAdaptedQueuePool}
-    else:
-        options |= {"pool_pre_ping": True}
-    try:
-        engine = create_async_engine(url, **options)
-    except (ModuleNotFoundError, NoSuchModuleError) as error:
-        raise FailedPrecondition(
-            f"the driver for {url.get_backend_name()} is not installed: pip install 'sandgate[postgresql]'"
-        ) from error
-    if url.get_backend_name() == "sqlite":
-        sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
-        sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    # The driver would begin transactions by itself, but not before a change of the schema: a migration that is cut off
-    # would stay half done. So beginning is ours (_begin_sqlite).
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in (
-        f"busy_timeout = {_BUSY_TIMEOUT_MS}",
-        "journal_mode = WAL",
-        "synchronous = NORMAL",
-        "foreign_keys = ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-async def _locked(engine: AsyncEngine, undo: AsyncExitStack) -> DatabaseLock | None:
-    """A database that other hosts can reach is this core's alone; an SQLite file is, by the state directory's lock."""
-    if engine.dialect.name == "sqlite":
-        return None
-    lock = DatabaseLock(engine)
-    undo.push_async_callback(lock.release)
-    await lock.acquire()
-    return lock
-
-
-async def _bring_up_to_date(connection: AsyncConnection) -> None:
-    if await _revision(connection) != schema.HEAD:
-        await connection.run_sync(_migrate)
-
-
-async def _revision(connection: AsyncConnection) -> str | None:
-    if not await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version")):
-        return None
-    found: str | None = (
-        await connection.execute(sa.text("SELECT version_num FROM alembic_version"))
-    ).scalar_one_or_none()
-    return found
-
-
-def _migrate(connection: sa.Connection) -> None:
-    # Loaded only where there is something to migrate: it costs a tenth of a second.
-    from alembic import command
-    from alembic.config import Config
-    from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    for revision in MigrationContext.configure(connection).get_current_heads():
-        if revision not in known:
-            raise FailedPrecondition(
-                f"the database was written by a newer version of sandgate (schema '{revision}', this one knows "
-                f"'{schema.HEAD}'): upgrade sandgate, or use another state directory"
-            )
-    command.upgrade(config, "head")
-
-
-async def _prune(connection: AsyncConnection) -> None:
-    await connection.execute(schema.sandboxes.delete().where(schema.sandboxes.c.ended_at < clock.now() - KEEP_ENDED))
-
-
-def _cause(error: Exception) -> str:
-    """The driver's own words, without SQLAlchemy's statement and parameters, in one line."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    return " ".join(str(cause).split()) or type(cause).__name__

@@ -1,7 +1,8 @@
 """Teams: who owns keys and sandboxes, and how much each may have.
 
 A team is what a key and a sandbox call their owner. One that was never set up has no limits: making a key for it makes
-the team. Teams are held in memory (written through), so that a create asks no disk about its limits.
+the team. Teams are held in memory (written through), so that a create asks no disk about its limits; a core that changes one
+tells the other cores of the store before it answers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -51,14 +54,31 @@ class Team:
 class Teams:
     """All of them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, changed: Callable[[], Awaitable[None]] | None = None) -> None:
+        """``changed`` tells the other cores; None where there are none."""
         self._store = store
+        self._changed = changed
         self._by_id: dict[str, Team] = {}
         #: Held over a change, so that two at once do not both begin from the same state.
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
+        """Go by what the store says."""
+        async with self._lock:
+            await self._load()
+
+    async def _load(self) -> None:
         self._by_id = {team.id: team for team in map(_team_of, await self._store.teams())}
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Around a change: begins from what the store says, and ends when the other cores go by it."""
+        async with self._lock:
+            if self._changed is not None:
+                await self._load()
+            yield
+        if self._changed is not None:
+            await self._changed()
 
     def limits_of(self, team_id: str) -> Limits:
         team = self._by_id.get(team_id)
@@ -75,10 +95,15 @@ class Teams:
                 "a team's id is 1 to 64 letters, digits, '.', '_', '@', '-', and starts with a letter or digit"
             )
         team = Team(id=team_id, name=_checked_name(name or team_id), created_at=clock.now(), limits=_checked(limits))
-        async with self._lock:
+        async with self._changing():
             if team_id in self._by_id:
                 raise AlreadyExists(f"there is a team '{team_id}' already")
-            await self._store.add_team(_row_of(team))
+            try:
+                await self._store.add_team(_row_of(team))
+            except AlreadyExists:
+                # By another core, just now.
+                await self._load()
+                raise AlreadyExists(f"there is a team '{team_id}' already") from None
             self._by_id[team_id] = team
         return team
 
@@ -90,7 +115,7 @@ class Teams:
 
     async def change(self, team_id: str, *, name: str | None, limits: Limits | None) -> Team:
         """Limits hold for what is made from now on; what is there stays. Raises NotFound, InvalidArgument."""
-        async with self._lock:
+        async with self._changing():
             team = self._by_id.get(team_id)
             if team is None:
                 raise NotFound(f"there is no team '{team_id[:64]}'")

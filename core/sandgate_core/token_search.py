@@ -11,15 +11,24 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Sequence
+from typing import Protocol
 
-from sandgate_core.records import SandboxRecord
 from sandgate_core.tokens import Tokens
 from sandgate_errors import Unauthenticated
 
-__all__ = ["TokenSearch"]
+__all__ = ["Candidate", "TokenSearch"]
 
 #: About half a millisecond of work.
 _SLICE = 128
+
+
+class Candidate(Protocol):
+    """What a token is made from."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def token_version(self) -> int: ...
 
 
 class TokenSearch:
@@ -29,7 +38,7 @@ class TokenSearch:
         self._tokens = tokens
         self._turn = asyncio.Lock()
 
-    async def find(self, candidates: Sequence[SandboxRecord], *, before: bytes, after: bytes, sha256: bytes) -> str:
+    async def find(self, candidates: Sequence[Candidate], *, before: bytes, after: bytes, sha256: bytes) -> str:
         """The id of the sandbox with ``SHA-256(before + token + after) == sha256``. Raises Unauthenticated."""
         start = hashlib.sha256(before)
         async with self._turn:

@@ -30,6 +30,15 @@ class Tokens:
         """For the sandbox's ports (R10); not the one that opens its agent."""
         return self._mac(f"traffic:v{version}:{sandbox_id}")[:_TOKEN_DIGITS]
 
+    def relay_token_of(self, sandbox_id: str) -> str:
+        """Opens this sandbox's agent, at the relay of the core whose sandbox it is; for the gateways' own edges and cores."""
+        return self._mac(f"relay:{sandbox_id}")
+
+    @property
+    def between_cores(self) -> str:
+        """What a core proves with to another one of the same database."""
+        return self._mac("between cores")
+
     @property
     def fingerprint(self) -> str:
         """Tells seeds apart without giving one away."""

@@ -449,7 +449,7 @@ class TestTimeout:
         end = (await extended).end_at
         await sandboxes._errands.close(patience=20)
         assert made.id in world.boxes
-        assert sandboxes.get(made.id, caller).end_at == end
+        assert (await sandboxes.get(made.id, caller)).end_at == end
 
     async def test_nothing_but_a_timeout_moves_the_end(self, core):
         made = await core.owner.create()

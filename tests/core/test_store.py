@@ -120,7 +120,7 @@ async def test_migrations_make_the_schema_that_the_code_uses(store, folder):
         from alembic.runtime.migration import MigrationContext
         from alembic.script import ScriptDirectory
 
-        from sandgate_core import store as module
+        from sandgate_core import database as module
 
         assert ScriptDirectory(str(module._MIGRATIONS)).get_heads() == [schema.HEAD]
         return compare_metadata(MigrationContext.configure(connection), schema.metadata)

@@ -4,6 +4,8 @@ A call that names a sandbox in ``sandbox-id`` goes to that sandbox's agent as by
 a newer agent offers needs no change here, and one that it does not is refused by the agent itself. Deadline,
 cancellation, status, message, initial and trailing metadata pass; credentials of the gateway do not, and the agent's
 token is put in. One message at a time is held each way: a slow reader slows the writer.
+
+Where the sandbox is another core's, the call goes to that core's relay, which takes it to the agent.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from typing import Any
 
 import grpc
 
+from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.agents import AGENT_TOKEN, Agents
-from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, current
+from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, PEER_TEAM, PEER_TOKEN, RELAY_TOKEN, SANDBOX_ID, current
+from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_errors import InvalidArgument, PermissionDenied, SandboxNotFound, SandboxUnreachable
-from sandgate_plugin_api import AgentAddress
+from sandgate_plugin_api import Activity, AgentAddress
 from sandgate_tracing import AGENT_SPAN, TRACE_CONTEXT, Metadata, Tracing
 
-__all__ = ["SANDBOX_ID", "Relay"]
+__all__ = ["Relay"]
 
-SANDBOX_ID = "sandbox-id"
 _ENVD_SERVICES = "/sandgate_api.envd.v1."
 _AGENT_SERVICE = "/sandgate_api.agent.v1.Agent/"
 #: The core's own call: a caller could give the sandbox another identity with it.
 _INIT = _AGENT_SERVICE + "Init"
-_OURS = frozenset({API_KEY, INTERNAL_TOKEN, SANDBOX_ID, AGENT_TOKEN})
+_OURS = frozenset({API_KEY, INTERNAL_TOKEN, PEER_TEAM, PEER_TOKEN, RELAY_TOKEN, SANDBOX_ID, AGENT_TOKEN})
 #: What belongs to one connection and is set anew by the library on the next.
 _HOP = ("grpc-", "user-agent", "content-type", "te", ":")
 
@@ -59,10 +62,16 @@ class Relay(grpc.GenericRpcHandler):
         sandbox_id = _sandbox_of(metadata)
         if method == _INIT:
             raise PermissionDenied("Init is the gateway's own call")
+        elsewhere = await self._elsewhere(sandbox_id, request_id=_request_id_of(metadata))
+        if elsewhere is not None:
+            await self._pass_on(elsewhere, method, context, metadata)
+            return
         # Whoever came this far has proved a key or the gateway's own token, so traffic may wake the sandbox (R15).
         record, address = await self._sandboxes.locate(sandbox_id, current(), wake=True)
         if address is None:
             raise SandboxNotFound.of(record.id)
+        if (activity := _activity_of(method)) is not None:
+            self._sandboxes.note_activity(record.id, activity)
         async with self._agents.channel(address.target) as channel:
             call = self._begin(channel, method, context, metadata=_onward(metadata, address))
             try:
@@ -78,6 +87,37 @@ class Relay(grpc.GenericRpcHandler):
         if code is grpc.StatusCode.UNAVAILABLE:
             # In the agent's own words: it was told to end. Where its sandbox ends with it, that is the answer.
             await self._sandboxes.locate(record.id, current())
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    async def _elsewhere(self, sandbox_id: str, *, request_id: str) -> sandboxes_pb2.LocateResponse | None:
+        """The relay of the core whose sandbox it is; None: this one's."""
+        routing = self._sandboxes.routing
+        routing.check()
+        name = parse_sandbox_id(sandbox_id)
+        found = await routing.elsewhere(name, current())
+        if found is None:
+            return None
+        peers, peer = found
+        request = sandboxes_pb2.LocateRequest(id=name, wake=True)
+        return await peers.locate(peer, request, current(), request_id=request_id)
+
+    async def _pass_on(
+        self, where: sandboxes_pb2.LocateResponse, method: str, context: Any, metadata: _Metadata
+    ) -> None:
+        proof = ((SANDBOX_ID, where.sandbox.id), (RELAY_TOKEN, where.agent.token))
+        async with self._agents.channel(where.agent.target) as channel:
+            call = self._begin(channel, method, context, metadata=(*_passed(metadata), *proof))
+            try:
+                await _pass(call, context)
+                code, details = await call.code(), await call.details()
+                trailing = self._trailing(await call.trailing_metadata())
+            finally:
+                call.cancel()
+        broken = channel.get_state() is not grpc.ChannelConnectivity.READY
+        if code is grpc.StatusCode.UNAVAILABLE and broken and all(key != "error-reason" for key, _ in trailing):
+            raise SandboxUnreachable("the core whose sandbox this is does not answer", retry_after=1)
         if code is not grpc.StatusCode.OK:
             await context.abort(code, details, trailing)
         context.set_trailing_metadata(trailing)
@@ -146,9 +186,24 @@ def _sandbox_of(metadata: _Metadata) -> str:
     return named[0]
 
 
+def _activity_of(method: str) -> Activity | None:
+    """What a call does in a sandbox; None: it only asks how it is."""
+    service, _, name = method.rpartition("/")
+    if service.endswith(".Process"):
+        return Activity.COMMAND
+    return Activity.FILE if service.endswith(".Filesystem") or name in {"ReadFile", "WriteFile"} else None
+
+
 def _onward(metadata: _Metadata, address: AgentAddress) -> _Metadata:
-    passed = ((key, value) for key, value in metadata if key not in _OURS and not key.startswith(_HOP))
-    return (*passed, (AGENT_TOKEN, address.token))
+    return (*_passed(metadata), (AGENT_TOKEN, address.token))
+
+
+def _passed(metadata: _Metadata) -> _Metadata:
+    return tuple((key, value) for key, value in metadata if key not in _OURS and not key.startswith(_HOP))
+
+
+def _request_id_of(metadata: _Metadata) -> str:
+    return next((str(value) for key, value in metadata if key == "request-id"), "")
 
 
 def _pairs(metadata: Iterable[Any] | None) -> _Metadata:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -17,15 +17,15 @@ from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import LARGEST_PAGE, Query, shown_state
 from sandgate_core.records import NetworkRules, PauseMode, SandboxRecord
 from sandgate_core.repeats import check_key, digest_of
-from sandgate_core.samples import Sample, Series
 from sandgate_core.sandboxes import Sandboxes
+from sandgate_core.services.measurements import add_measured_elsewhere, messages_of
 from sandgate_core.services.templates import message_of_snapshot, message_of_template
 from sandgate_core.states import State
 from sandgate_core.store import Change
 from sandgate_core.token_search import TokenSearch
 from sandgate_core.tokens import Tokens
-from sandgate_errors import InvalidArgument, SandboxNotFound, Unavailable
-from sandgate_plugin_api import AgentAddress
+from sandgate_errors import InvalidArgument, SandboxNotFound, Unauthenticated, Unavailable
+from sandgate_plugin_api import Activity, AgentAddress
 
 __all__ = ["SandboxService"]
 
@@ -34,6 +34,10 @@ _STATES = {
     sandboxes_pb2.SANDBOX_STATE_PAUSED: State.PAUSED,
 }
 _STATE_OF = {state: message for message, state in _STATES.items()}
+_ACTIVITIES = {
+    sandboxes_pb2.ACTIVITY_COMMAND: Activity.COMMAND,
+    sandboxes_pb2.ACTIVITY_FILE: Activity.FILE,
+}
 _MODE_OF: dict[PauseMode | None, sandboxes_pb2.PauseMode.ValueType] = {
     None: sandboxes_pb2.PAUSE_MODE_UNSPECIFIED,
     PauseMode.FULL: sandboxes_pb2.PAUSE_MODE_FULL,
@@ -44,8 +48,12 @@ _MODE_OF: dict[PauseMode | None, sandboxes_pb2.PauseMode.ValueType] = {
 class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     """protobuf <-> :class:`sandgate_core.sandboxes.Sandboxes`."""
 
-    def __init__(self, sandboxes: Sandboxes, *, tokens: Tokens, envd_version: str) -> None:
+    def __init__(
+        self, sandboxes: Sandboxes, *, tokens: Tokens, envd_version: str, relay: Callable[[], str] = lambda: ""
+    ) -> None:
+        """``relay``: where other cores and their edges reach this core's relay."""
         self._sandboxes = sandboxes
+        self._relay = relay
         self._tokens = tokens
         self._token_search = TokenSearch(tokens)
         self._envd_version = envd_version
@@ -62,7 +70,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
 
     async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
-        return sandboxes_pb2.GetResponse(sandbox=self._message_of(self._sandboxes.get(request.id, current())))
+        return sandboxes_pb2.GetResponse(sandbox=self._message_of(await self._sandboxes.get(request.id, current())))
 
     async def List(self, request: sandboxes_pb2.ListRequest, context: Any) -> sandboxes_pb2.ListResponse:  # noqa: N802
         page = await self._sandboxes.list(_query_of(request), current(), template=request.template or None)
@@ -116,12 +124,16 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         if not 1 <= len(request.ids) <= LARGEST_PAGE:
             raise InvalidArgument(f"name 1 to {LARGEST_PAGE} sandboxes")
         answer = sandboxes_pb2.GetMetricsResponse()
+        unknown: list[str] = []
         for sandbox_id in dict.fromkeys(request.ids):
             try:
                 series = self._sandboxes.metrics(sandbox_id, current())
             except SandboxNotFound:
+                unknown.append(sandbox_id)
                 continue
-            answer.sandboxes.add(id=sandbox_id, samples=map(_message_of_sample, _chosen(series, request)))
+            answer.sandboxes.add(id=sandbox_id, samples=messages_of(series, request))
+        if not current().forwarded:
+            await add_measured_elsewhere(answer, request, unknown, self._sandboxes)
         return answer
 
     async def GetEvents(self, request: sandboxes_pb2.GetEventsRequest, context: Any) -> sandboxes_pb2.GetEventsResponse:  # noqa: N802
@@ -134,7 +146,12 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         record, agent = await self._sandboxes.locate(
             request.id, caller, agent_lost=request.agent_lost, wake=request.wake
         )
-        return self._location(record, agent)
+        location = self._location(record, agent)
+        if agent is not None and caller.forwarded:
+            # The agent's address is for this machine alone.
+            token = self._tokens.relay_token_of(record.id)
+            location.agent.CopyFrom(sandboxes_pb2.AgentAddress(target=self._relay(), token=token, relay=True))
+        return location
 
     async def LocateStream(self, requests: AsyncIterator[sandboxes_pb2.LocateStreamRequest], context: Any) -> None:  # noqa: N802
         caller = current()
@@ -218,20 +235,37 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         )
         return sandboxes_pb2.UpdateNetworkResponse(sandbox=self._message_of(record))
 
+    async def NoteActivity(  # noqa: N802
+        self, request: sandboxes_pb2.NoteActivityRequest, context: Any
+    ) -> sandboxes_pb2.NoteActivityResponse:
+        current().must_be_internal()
+        if request.activity not in _ACTIVITIES:
+            raise InvalidArgument(f"activity {request.activity} is not known")
+        self._sandboxes.note_activity(request.id, _ACTIVITIES[request.activity])
+        return sandboxes_pb2.NoteActivityResponse()
+
     async def FindByTokenHash(  # noqa: N802
         self, request: sandboxes_pb2.FindByTokenHashRequest, context: Any
     ) -> sandboxes_pb2.FindByTokenHashResponse:
         current().must_be_internal()
-        found = await self._token_search.find(
-            self._sandboxes.secured(), before=request.before, after=request.after, sha256=request.sha256
-        )
+        texts = {"before": request.before, "after": request.after, "sha256": request.sha256}
+        try:
+            found = await self._token_search.find(self._sandboxes.secured(), **texts)
+        except Unauthenticated:
+            found = await self._token_search.find(await self._sandboxes.elsewhere.protected(), **texts)
         return sandboxes_pb2.FindByTokenHashResponse(id=found)
 
     def _location(self, record: SandboxRecord, agent: AgentAddress | None) -> sandboxes_pb2.LocateResponse:
         return sandboxes_pb2.LocateResponse(
             # Asked before every request of the data plane: no more than that needs, and nothing that a client can make large.
             sandbox=sandboxes_pb2.Sandbox(
-                id=record.id, state=_STATE_OF[shown_state(record.state)], access_token=self._access_token_of(record)
+                id=record.id,
+                state=_STATE_OF[shown_state(record.state)],
+                access_token=self._access_token_of(record),
+                traffic_access_token=self._traffic_token_of(record),
+                network=None
+                if record.network is None
+                else sandboxes_pb2.NetworkRules(mask_request_host=record.network.mask_request_host),
             ),
             agent=None if agent is None else sandboxes_pb2.AgentAddress(target=agent.target, token=agent.token),
         )
@@ -262,7 +296,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             access_token=self._access_token_of(record),
             pause_mode=_MODE_OF[record.pause_mode],
             agent_unresponsive_at_pause=record.agent_unresponsive,
+            traffic_access_token=self._traffic_token_of(record),
         )
+
+    def _traffic_token_of(self, record: SandboxRecord) -> str:
+        if record.network is None or record.network.allow_public_traffic is not False:
+            return ""
+        return self._tokens.traffic_token_of(record.id, version=record.token_version)
 
     def _access_token_of(self, record: SandboxRecord) -> str:
         return self._tokens.token_of(record.id, version=record.token_version) if record.secure else ""
@@ -304,28 +344,6 @@ def _kept(
 ) -> bool:
     """Whether the memory is kept; it is unless the caller says otherwise."""
     return request.memory if request.HasField("memory") else True
-
-
-def _chosen(series: Series, request: sandboxes_pb2.GetMetricsRequest) -> Iterable[Sample]:
-    if request.latest:
-        return () if series.latest is None else (series.latest,)
-    return series.between(
-        _instant(request.since) if request.HasField("since") else None,
-        _instant(request.until) if request.HasField("until") else None,
-    )
-
-
-def _message_of_sample(sample: Sample) -> sandboxes_pb2.MetricsSample:
-    return sandboxes_pb2.MetricsSample(
-        time=_timestamp(sample.at),
-        cpu_count=sample.cpu_count,
-        cpu_used_pct=sample.cpu_used_pct,
-        mem_total=sample.mem_total,
-        mem_used=sample.mem_used,
-        mem_cache=sample.mem_cache,
-        disk_used=sample.disk_used,
-        disk_total=sample.disk_total,
-    )
 
 
 def _message_of_change(change: Change) -> sandboxes_pb2.SandboxEvent:

@@ -1,0 +1,125 @@
+"""The way to the other cores of one database: calls that are theirs to answer, passed on as they came.
+
+A call goes on with the deadline, request id and cancellation of its caller and comes back as bytes, or as the error that
+the other core raised. The credential of the first caller stays here; what goes on is who it was found to be. Cores that
+went away are noticed by the call itself, within the lease by everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import structlog
+
+from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2
+from sandgate_core.agents import MAX_MESSAGE_BYTES
+from sandgate_core.callers import PEER_TEAM, PEER_TOKEN, Caller
+from sandgate_core.roster import Peer, Roster
+from sandgate_errors import SandgateError, Unavailable
+from sandgate_errors.grpc import from_status
+
+__all__ = ["Peers"]
+
+#: Seconds that a change of keys or teams waits for another core that lives and does not answer.
+_REFRESH_PATIENCE = 3.0
+#: Seconds until a caller should try again: a core that is started again is back by then.
+_RETRY_AFTER = 2.0
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A host that lost its power says nothing: its connection looks well until it is asked.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+_LOCATE = "/sandgate_api.core.v1.SandboxService/Locate"
+_log = structlog.get_logger(__name__)
+
+
+class Peers:
+    """Channels to other cores, by address, and the calls on them."""
+
+    def __init__(self, roster: Roster, *, token: str) -> None:
+        self._roster = roster
+        self._token = token
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def forward(
+        self, peer: Peer, method: str, request: bytes, caller: Caller, *, request_id: str, timeout: float | None
+    ) -> bytes:
+        """What ``peer`` answers to a call that is its. Raises what it raises, Unavailable when it cannot be reached."""
+        call: Any = self._channel(peer).unary_unary(method)
+        try:
+            answer: bytes = await call(request, timeout=timeout, metadata=self._metadata(caller, request_id))
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, peer) from error
+        return answer
+
+    async def locate(
+        self, peer: Peer, request: sandboxes_pb2.LocateRequest, caller: Caller, *, request_id: str
+    ) -> sandboxes_pb2.LocateResponse:
+        answer = await self.forward(
+            peer, _LOCATE, request.SerializeToString(), caller, request_id=request_id, timeout=None
+        )
+        return sandboxes_pb2.LocateResponse.FromString(answer)
+
+    async def refresh(self) -> None:
+        """Every other core that lives goes by the store's keys and teams when this returns, or was not to be reached."""
+        peers = [peer for peer in await self._roster.others() if peer.alive and peer.address]
+        await asyncio.gather(*(self._refresh(peer) for peer in peers))
+
+    async def _refresh(self, peer: Peer) -> None:
+        stub: Any = peers_pb2_grpc.PeerServiceStub(self._channel(peer))
+        try:
+            await stub.Refresh(
+                peers_pb2.RefreshRequest(), timeout=_REFRESH_PATIENCE, metadata=((PEER_TOKEN, self._token),)
+            )
+        except grpc.aio.AioRpcError as error:
+            _log.warning(
+                "a core could not be told of a change: it will see it when it renews its lease",
+                core=peer.id,
+                address=peer.address,
+                code=error.code().name,
+            )
+
+    def _channel(self, peer: Peer) -> grpc.aio.Channel:
+        if not peer.address:
+            raise Unavailable(
+                f"core {peer.id} on {peer.host}, whose sandbox this is, is starting",
+                retry_after=_RETRY_AFTER,
+                should_retry=True,
+            )
+        channel = self._channels.get(peer.address)
+        if channel is None:
+            channel = self._channels[peer.address] = grpc.aio.insecure_channel(peer.address, options=_OPTIONS)
+        return channel
+
+    def _metadata(self, caller: Caller, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
+        team: Iterable[tuple[str, bytes]] = () if caller.owner is None else ((PEER_TEAM, caller.owner.encode()),)
+        return ((PEER_TOKEN, self._token), ("request-id", request_id), *team)
+
+
+def _error_of(error: grpc.aio.AioRpcError, peer: Peer) -> SandgateError:
+    trailers = error.trailing_metadata()
+    code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE and all(key != "error-reason" for key, _ in trailers or ()):
+        # gRPC's own text names addresses.
+        _log.warning("another core cannot be reached", core=peer.id, address=peer.address, details=error.details())
+        return Unavailable(
+            f"core {peer.id} on {peer.host}, whose sandbox this is, does not answer",
+            retry_after=_RETRY_AFTER,
+            should_retry=True,
+        )
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        _log.error("another core does not take this one's calls: its seed is another", core=peer.id)
+    return from_status(code, error.details() or "", trailers)
