@@ -1,0 +1,93 @@
+"""Whether an engine can do what the configuration asks, found out before the first sandbox; and what ``doctor`` says."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping, Sequence
+
+from sandgate_errors import FailedPrecondition, SandgateError
+from sandgate_plugin_docker.engine import Details, Engine, Refused
+from sandgate_plugin_docker.firewall import Firewall
+from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
+
+__all__ = ["cannot_limit_disks", "check_engine", "check_templates", "diagnose"]
+
+_DOCTOR_LIMIT = 5.0
+#: What the engine and Python call the same processor.
+_PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def check_engine(info: Details) -> None:
+    """Raises FailedPrecondition for an engine on which no agent could run."""
+    if info.get("OSType") != "linux":
+        raise FailedPrecondition("the container engine does not run Linux containers")
+    theirs = _PROCESSORS.get(str(info.get("Architecture")), str(info.get("Architecture")))
+    if theirs != platform.machine():
+        raise FailedPrecondition(
+            f"the engine's host is {theirs} and the gateway's {platform.machine()}: agents run the gateway's own interpreter"
+        )
+
+
+def check_templates(info: Details, templates: Mapping[str, TemplateSettings]) -> None:
+    """Raises FailedPrecondition for a template whose limits or runtime the engine cannot keep."""
+    for name, settings in templates.items():
+        runtimes = info.get("Runtimes") or {}
+        if settings.runtime is not None and settings.runtime not in runtimes:
+            raise FailedPrecondition(
+                f"template '{name}': the engine has no runtime '{settings.runtime}'; it has {', '.join(sorted(runtimes))}"
+            )
+        for key, able in (("memory_mb", "MemoryLimit"), ("cpu_count", "CpuCfsQuota"), ("pids", "PidsLimit")):
+            if getattr(settings, key) is not None and info.get(able) is False:
+                raise FailedPrecondition(f"template '{name}': the kernel of the engine's host cannot keep '{key}'")
+        if settings.cpu_count is not None and settings.cpu_count > int(info["NCPU"]):
+            raise FailedPrecondition(f"template '{name}': the engine's host has {info['NCPU']} CPUs only")
+        if settings.disk_size_mb is not None and not _may_limit_disks(info):
+            raise FailedPrecondition(f"template '{name}': {cannot_limit_disks(info)}")
+
+
+def _may_limit_disks(info: Details) -> bool:
+    """Whether it is worth a try: on xfs the mount option decides, which shows at the first container only."""
+    driver = str(info.get("Driver"))
+    if driver in {"overlay2", "vfs", "fuse-overlayfs"}:
+        return ["Backing Filesystem", "xfs"] in [list(pair) for pair in info.get("DriverStatus") or ()]
+    return driver in {"btrfs", "zfs", "devicemapper"}
+
+
+def cannot_limit_disks(info: Details) -> str:
+    """One line that says what it takes."""
+    return (
+        f"the engine's storage driver '{info.get('Driver')}' cannot keep 'disk_size_mb': "
+        "it takes overlay2 on xfs mounted with pquota, btrfs or zfs"
+    )
+
+
+def diagnose(settings: DockerSettings) -> Sequence[tuple[str, bool, str]]:
+    """The rows of ``sandgate doctor``. Blocks."""
+    return asyncio.run(_diagnose(settings))
+
+
+async def _diagnose(settings: DockerSettings) -> Sequence[tuple[str, bool, str]]:
+    try:
+        engine = Engine.connect(settings)
+    except FailedPrecondition as error:
+        return (("engine", False, error.message),)
+    try:
+        async with asyncio.timeout(_DOCTOR_LIMIT):
+            info = await engine.info()
+        check_engine(info)
+    except (SandgateError, Refused, TimeoutError) as error:
+        how = error.message if isinstance(error, SandgateError | Refused) else "it does not answer"
+        return (("engine", False, f"{engine.address}: {how}"),)
+    finally:
+        await engine.close()
+    about = f"{info.get('ServerVersion')} at {engine.address}, {info.get('Driver')}, control groups {info.get('CgroupVersion', '1')}"
+    reason = Firewall.why_not(engine.is_local) if settings.firewall else "switched off by 'firewall'"
+    rules = "sandboxes are kept from private networks and this host" if reason is None else f"not kept: {reason}"
+    return (("engine", True, about), ("agents", True, _agents(settings, engine)), ("private networks", True, rules))
+
+
+def _agents(settings: DockerSettings, engine: Engine) -> str:
+    if settings.agents == "port" or not engine.is_local:
+        return f"reached by ports of {settings.agent_host or engine.host}, by TLS"
+    return "reached by sockets of this machine"

@@ -1,0 +1,243 @@
+"""The first program of a container: finds out who it is, furnishes the image, then becomes the agent.
+
+The backend starts it as the bundle's ``__main__`` with one of:
+
+``meet PATH``
+    The socket PATH, in a read-only mount, leads to the backend. It hands over the folder for the agent's socket as a
+    descriptor: the folder has no path in the container, so nothing in it can ever reach or replace what is there.
+(nothing)
+    Standard input and output are the backend's, by way of the engine.
+
+Then comes one line of JSON: ``agent`` is the agent's own settings, ``account`` says which account the image has to have.
+
+Runs as root of the container before anything of the sandbox's user, with nothing but the standard library. What it
+writes lands in the container's own layer; the image stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+
+__all__ = ["SHELL", "accounts_with_user", "profile_around"]
+
+#: Where the agent's settings say that the folder is.
+_FOLDER = 3
+_NAME = "user"
+_UID = 1000
+_HOME = "/home/user"
+SHELL = "/bin/sh"
+_LONGEST_LINE = 1024 * 1024
+_PROFILE = "/etc/profile"
+_MARK = "# A login shell keeps the PATH it was given; what a profile has to say is no output of a command.\n"
+
+
+def main() -> int:
+    """The exit status."""
+    try:
+        if sys.argv[1:2] == ["meet"]:
+            _meet(sys.argv[2])
+        settings = json.loads(_line(0))
+        _furnish(settings.get("account") or {})
+        _give_line(settings["agent"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        os.write(1, json.dumps({"ready": False, "error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        return 1
+    del sys.argv[1:]
+    from sandgate_agent.__main__ import main as run_agent
+
+    return run_agent()
+
+
+def _meet(path: str) -> None:
+    """Take the folder's descriptor, and the backend's socket as standard input and output."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as backend:
+        backend.connect(path)
+        # One byte, so that nothing of the line is read with it.
+        _, folders, _, _ = socket.recv_fds(backend, 1, 1)
+        if len(folders) != 1:
+            raise OSError(errno.EPROTO, "the backend handed over no folder")
+        # Out of the way first: the socket may have the number that the folder is to get.
+        folder = fcntl.fcntl(folders[0], fcntl.F_DUPFD_CLOEXEC, _FOLDER + 1)
+        os.close(folders[0])
+        os.dup2(backend.fileno(), 0)
+        os.dup2(backend.fileno(), 1)
+    os.dup2(folder, _FOLDER, inheritable=False)
+    os.close(folder)
+
+
+def _line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(descriptor, 65536)
+        if not piece or len(line) > _LONGEST_LINE:
+            raise ValueError("no settings came")
+        line += piece
+    return line
+
+
+def _give_line(agent: Mapping[str, object]) -> None:
+    """The agent reads its settings from standard input, from whoever starts it."""
+    descriptor = os.memfd_create("settings")
+    os.write(descriptor, json.dumps(agent).encode() + b"\n")
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+
+
+def _furnish(account: Mapping[str, int]) -> None:
+    """What every sandbox has, whatever its image."""
+    _make_folder("/tmp", 0o1777)  # noqa: S108 - the sandbox's own
+    _make_folder("/root", 0o700)
+    _make_folder("/home", 0o755)
+    _make_home(*_make_account(account))
+    with _if_writable():
+        _keep_path()
+
+
+@contextlib.contextmanager
+def _if_writable() -> Iterator[None]:
+    """Where the root file system cannot be written, the backend has put in place what is needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EBUSY}:
+            raise
+
+
+def _make_account(wanted: Mapping[str, int]) -> tuple[int, int]:
+    """The ids of ``user``, which is made where the image lacks it."""
+    shell = "/bin/bash" if os.path.exists("/bin/bash") else SHELL
+    users, groups = _read("/etc/passwd"), _read("/etc/group")
+    new_users, new_groups = accounts_with_user(users, groups, wanted=wanted, shell=shell)
+    os.makedirs("/etc", exist_ok=True)
+    # The group first: an account without its group would be half an account.
+    _append("/etc/group", new_groups[len(groups) :])
+    if new_users != users and os.path.exists("/etc/shadow"):
+        # Without a password, and never too old: what PAM asks of an account.
+        _append("/etc/shadow", _ended(_read("/etc/shadow"), f"{_NAME}:!:19000:0:99999:7:::\n"))
+    _append("/etc/passwd", new_users[len(users) :])
+    return next((int(entry[2]), int(entry[3])) for entry in _entries(new_users) if entry[0] == _NAME)
+
+
+def accounts_with_user(users: str, groups: str, *, wanted: Mapping[str, int], shell: str) -> tuple[str, str]:
+    """The texts of passwd and group with ``user`` behind what they had.
+
+    With the ids ``wanted``, where the image asks for numbers that have no name; else with 1000, or the next that is free.
+    """
+    known = _entries(users)
+    if any(entry[0] == _NAME for entry in known):
+        return users, groups
+    if not known:
+        users += _ended(users, "root:x:0:0:root:/root:/bin/sh\n")
+    if not _entries(groups):
+        groups += _ended(groups, "root:x:0:\n")
+    uid = wanted.get("uid", _free(known))
+    named = next((int(entry[2]) for entry in _entries(groups) if entry[0] == _NAME), None)
+    gid = wanted.get("gid", named)
+    if gid is None:
+        gid = uid if all(entry[2] != str(uid) for entry in _entries(groups)) else _free(_entries(groups))
+    if named is None:
+        groups += _ended(groups, f"{_NAME}:x:{gid}:\n")
+    return users + _ended(users, f"{_NAME}:x:{uid}:{gid}::{_HOME}:{shell}\n"), groups
+
+
+def profile_around(profile: str) -> str:
+    """A profile that does what ``profile`` does, except for what a login shell's caller has to be spared (B17)."""
+    if profile.startswith(_MARK):
+        return profile
+    return (
+        f"{_MARK}_given_path=$PATH\n_image_profile() {{\n:\n{profile}\n}}\n"
+        "case $- in\n*i*) _image_profile ;;\n*) _image_profile >/dev/null 2>&1 ;;\nesac\n"
+        "PATH=$_given_path\nexport PATH\nunset _given_path\nunset -f _image_profile\n"
+    )
+
+
+def _entries(text: str) -> list[list[str]]:
+    """Lines of at least three fields, the third a number."""
+    fields = (line.split(":") for line in text.splitlines())
+    return [each for each in fields if len(each) >= 3 and each[2].isdigit()]
+
+
+def _free(entries: list[list[str]]) -> int:
+    taken = {entry[2] for entry in entries}
+    return next(number for number in range(_UID, _UID + 65536) if str(number) not in taken)
+
+
+def _ended(text: str, more: str) -> str:
+    """``more``, to be put behind ``text``, whose last line may have no end."""
+    return more if not text or text.endswith("\n") else f"\n{more}"
+
+
+def _read(path: str) -> str:
+    """Empty when there is no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _append(path: str, text: str) -> None:
+    if text:
+        with open(path, "a", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            file.write(text)
+
+
+def _make_home(uid: int, gid: int) -> None:
+    new = _make_folder(_HOME, 0o755)
+    with _if_writable():
+        if new or (os.stat(_HOME).st_uid == 0 and uid != 0):
+            # Also what the engine has made as a place to mount something.
+            os.chown(_HOME, uid, gid)
+            _fill_home(uid, gid)
+
+
+def _fill_home(uid: int, gid: int) -> None:
+    """The files that a new account of this image gets."""
+    if not os.path.isdir("/etc/skel"):
+        return
+    for name in os.listdir("/etc/skel"):
+        source, target = f"/etc/skel/{name}", f"{_HOME}/{name}"
+        if stat.S_ISREG(os.lstat(source).st_mode) and not os.path.lexists(target):
+            with open(source, "rb") as file:
+                _write(target, file.read(), stat.S_IMODE(os.lstat(source).st_mode))
+            os.chown(target, uid, gid)
+
+
+def _keep_path() -> None:
+    if not os.path.isfile(_PROFILE):
+        return
+    old = _read(_PROFILE)
+    if (new := profile_around(old)) != old:
+        # Beside the old one, which may be a link to something that others use too.
+        os.unlink(_PROFILE)
+        _write(_PROFILE, new.encode(errors="surrogateescape"), 0o644)
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(fd, "wb") as file:
+        file.write(data)
+
+
+def _make_folder(path: str, mode: int) -> bool:
+    """Whether it was not there and is now."""
+    if os.path.isdir(path):
+        return False
+    with _if_writable():
+        os.mkdir(path)
+        os.chmod(path, mode)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What a container uses, from the engine's counters: its control group, which the agent in it may not see."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from sandgate_plugin_api import Usage
+
+__all__ = ["Meter"]
+
+#: Containers whose last sample is remembered; one that was forgotten is measured over the engine's own second.
+_REMEMBERED = 4096
+
+
+class Meter:
+    """CPU use is counted between two questions."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def measure(self, name: str, stats: Mapping[str, Any]) -> Usage | None:
+        """None: the container does not run."""
+        cpu, before = stats.get("cpu_stats") or {}, stats.get("precpu_stats") or {}
+        memory = stats.get("memory_stats") or {}
+        if not memory.get("usage"):
+            return None
+        now = _counters(cpu)
+        earlier = self._last.pop(name, None) or _counters(before)
+        self._last[name] = now
+        while len(self._last) > _REMEMBERED:
+            self._last.popitem(last=False)
+        details = memory.get("stats") or {}
+        # Version 1 of control groups counts what is below as well, under another name.
+        cache = int(details.get("total_inactive_file", details.get("inactive_file", 0)))
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Usage(
+            cpu_count=int(cpu.get("online_cpus") or 1),
+            cpu_used_pct=_share(earlier, now),
+            mem_total=int(memory.get("limit") or host),
+            mem_used=max(0, int(memory["usage"]) - cache),
+            mem_cache=cache,
+            disk_used=0,
+            disk_total=0,
+        )
+
+    def forget(self, name: str) -> None:
+        self._last.pop(name, None)
+
+
+def _counters(cpu: Mapping[str, Any]) -> tuple[int, int]:
+    """Nanoseconds: of the container, and of all CPUs together."""
+    return int((cpu.get("cpu_usage") or {}).get("total_usage") or 0), int(cpu.get("system_cpu_usage") or 0)
+
+
+def _share(earlier: tuple[int, int], now: tuple[int, int]) -> float:
+    used, passed = now[0] - earlier[0], now[1] - earlier[1]
+    return round(min(100.0, max(0.0, 100 * used / passed)), 2) if passed > 0 else 0.0

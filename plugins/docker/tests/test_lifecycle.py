@@ -1,0 +1,156 @@
+"""Making, finding and ending sandboxes on a real engine."""
+
+import asyncio
+
+import pytest
+
+from sandgate_errors import DataLoss, InvalidArgument, NotFound
+from sandgate_plugin_api import Egress
+from sandgate_testing.engine import docker
+
+
+async def test_create_gives_a_sandbox_in_which_commands_run(gateway, backend, run):
+    placement = await gateway.create(backend)
+    assert await run(placement, "id -un; id -u; pwd; echo $HOME") == (0, "user\n1000\n/home/user\n/home/user\n")
+    assert await run(placement, "id -u", "root") == (0, "0\n")
+    assert gateway.containers() == [placement.handle["container"]]
+
+
+async def test_destroy_leaves_nothing_and_may_be_repeated(gateway, backend):
+    placement = await gateway.create(backend)
+    await backend.destroy(placement.handle)
+    assert not gateway.containers()
+    assert not list(gateway.runtime.iterdir())
+    await backend.destroy(placement.handle)
+    assert await backend.locate(placement.handle) is None
+
+
+async def test_twenty_creates_at_once_all_succeed(gateway, backend, run):
+    placements = await asyncio.gather(*[gateway.create(backend) for _ in range(20)])
+    assert len({placement.agent.target for placement in placements}) == 20
+    assert len({placement.agent.token for placement in placements}) == 20
+    assert all([(await run(placement, "echo ok")) == (0, "ok\n") for placement in placements])
+
+
+async def test_another_core_finds_sandboxes_that_a_dead_one_left(gateway, run):
+    async with gateway.backend() as backend:
+        placement = await gateway.create(backend)
+    async with gateway.backend() as backend:
+        assert [survivor.handle for survivor in await backend.survey()] == [placement.handle]
+        found = await backend.locate(placement.handle)
+        assert found == placement
+        assert await run(found, "echo still here") == (0, "still here\n")
+
+
+@pytest.mark.parametrize("delay", [0, 0.02, 0.1, 0.2, 0.4])
+async def test_cancelled_create_leaves_no_container(gateway, backend, delay):
+    task = asyncio.create_task(gateway.create(backend))
+    await asyncio.sleep(delay)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not gateway.containers()
+    assert not list(gateway.runtime.iterdir())
+
+
+async def test_container_removed_behind_our_back_is_gone_and_can_be_destroyed(gateway, backend):
+    placement = await gateway.create(backend)
+    docker("rm", "-f", str(placement.handle["container"]))
+    assert await backend.locate(placement.handle) is None
+    with pytest.raises(NotFound):
+        await backend.pause(placement.handle, memory=True)
+    await backend.destroy(placement.handle)
+    assert not list(gateway.runtime.iterdir())
+
+
+async def test_unknown_template_is_refused_by_name(gateway, backend):
+    assert await backend.find_template("nothing") is None
+    request = await gateway.request(backend)
+    from dataclasses import replace
+
+    with pytest.raises(InvalidArgument, match="'nothing'"):
+        await backend.create(
+            replace(request, template=replace(request.template, id="nothing")), backend.reserve(request)
+        )
+
+
+async def test_pause_with_memory_stops_and_goes_on(gateway, backend, run):
+    placement = await gateway.create(backend)
+    await run(placement, "sh -c 'while :; do date +%s%N > /tmp/t; sleep 0.05; done' >/dev/null 2>&1 &")
+    handle = await backend.pause(placement.handle, memory=True)
+    assert await backend.pause(handle, memory=True) == handle
+    assert docker("inspect", "-f", "{{.State.Paused}}", str(handle["container"])).stdout == "true\n"
+    resumed = await backend.resume(handle)
+    assert resumed == placement
+    assert await backend.resume(resumed.handle) == placement
+    first = await run(placement, "cat /tmp/t")
+    await asyncio.sleep(0.3)
+    assert await run(placement, "cat /tmp/t") != first
+
+
+@pytest.mark.parametrize("first_with_memory", [False, True])
+async def test_pause_without_memory_keeps_files_and_ends_processes(gateway, backend, run, first_with_memory):
+    placement = await gateway.create(backend)
+    await run(placement, "echo kept > f; sleep 1000 >/dev/null 2>&1 &")
+    handle = placement.handle
+    if first_with_memory:
+        handle = await backend.pause(handle, memory=True)
+    handle = await backend.pause(handle, memory=False)
+    assert await backend.pause(handle, memory=False) == handle
+    with pytest.raises(DataLoss):
+        await backend.pause(handle, memory=True)
+    resumed = await backend.resume(handle)
+    assert resumed == placement
+    assert await run(resumed, "cat /home/user/f; pgrep -c sleep", "user") == (1, "kept\n0\n")
+
+
+async def test_memory_that_an_engine_restart_took_is_told_apart_from_files(gateway, backend, run):
+    placement = await gateway.create(backend)
+    await run(placement, "echo kept > f")
+    handle = await backend.pause(placement.handle, memory=True)
+    # What a restart of the engine without live-restore does to it.
+    docker("kill", str(handle["container"]))
+    with pytest.raises(DataLoss):
+        await backend.resume(handle)
+    handle = await backend.pause(handle, memory=False)
+    resumed = await backend.resume(handle)
+    assert await run(resumed, "cat /home/user/f", "user") == (0, "kept\n")
+
+
+async def test_snapshot_starts_others_from_the_files_of_a_moment(gateway, backend, run):
+    placement = await gateway.create(backend)
+    await run(placement, "echo one > f")
+    snapshot = await backend.snapshot(placement.handle, snapshot_id="s1")
+    await run(placement, "echo two > f")
+    await backend.destroy(placement.handle)
+    copies = [await gateway.create(backend, snapshot=snapshot) for _ in range(2)]
+    assert [await run(copy, "cat f; id -u") for copy in copies] == [(0, "one\n1000\n")] * 2
+    second = await backend.snapshot(copies[0].handle, snapshot_id="s2")
+    # Given up while a sandbox uses it: that one goes on.
+    await backend.delete_snapshot(snapshot)
+    await backend.delete_snapshot(snapshot)
+    assert await run(copies[1], "cat f") == (0, "one\n")
+    with pytest.raises(NotFound):
+        await gateway.create(backend, snapshot=snapshot)
+    again = await gateway.create(backend, snapshot=second)
+    assert await run(again, "cat f") == (0, "one\n")
+    await backend.delete_snapshot(second)
+
+
+async def test_no_internet_access_means_no_network_at_all(gateway, backend, run):
+    placement = await gateway.create(backend, allow_internet_access=False, egress=Egress(internet=False))
+    assert await run(placement, "ls /sys/class/net") == (0, "lo\n")
+    handle = await backend.pause(placement.handle, memory=False)
+    resumed = await backend.resume(handle)
+    assert await run(resumed, "ls /sys/class/net", "user") == (0, "lo\n")
+
+
+async def test_usage_is_of_the_container_alone(gateway, run):
+    templates = {"base": {"image": gateway.images.debian(), "memory_mb": 256, "cpu_count": 1}}
+    async with gateway.backend(templates=templates) as backend:
+        placement = await gateway.create(backend)
+        usage = await backend.usage(placement.handle)
+        assert usage is not None
+        assert usage.mem_total == 256 * 2**20
+        assert 0 < usage.mem_used < 256 * 2**20
+        assert 0 <= usage.cpu_used_pct <= 100
