@@ -1,16 +1,21 @@
 """Fixtures of the whole: one gateway for each worker, and gateways that a test may break.
 
-They start what a user starts, `sandgate serve`, and see to it that nothing of it is left.
+``--backend``, an option of the suite for backends, says what they make sandboxes with: ``process``, as without it, or
+``docker``. They start what a user starts, `sandgate serve`, and see to it that nothing of it is left.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from sandgate_testing.containers import Containers
 from sandgate_testing.gateway import Gateway
-from sandgate_testing.requirements import need
+from sandgate_testing.images import Images
+from sandgate_testing.requirements import lacking, need
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def isolation(request: pytest.FixtureRequest) -> str:
+    """What stands between sandboxes: ``none``, ``bubblewrap``, or ``container`` where the backend is another."""
+    backend = request.config.getoption("--backend") or "process"
+    if backend not in {"process", "docker"}:
+        pytest.exit(f"these tests know no backend {backend}", returncode=pytest.ExitCode.USAGE_ERROR)
+    if backend == "docker":
+        return "container"
     chosen: str = request.config.getoption("--isolation")
     if chosen == "bubblewrap":
         need("bubblewrap")
@@ -31,9 +42,30 @@ def isolation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def gateway(isolation: str) -> Iterator[Gateway]:
+def images() -> Iterator[Images]:
+    """Images for containers, on the engine as long as tests need them."""
+    need("docker")
+    with Images.of_this_run(functools.partial(lacking, "docker")) as images:
+        yield images
+
+
+@pytest.fixture(scope="session")
+def containers(isolation: str, request: pytest.FixtureRequest) -> Containers | None:
+    """What gateways under test are to make containers of; None: they are to make none."""
+    if isolation != "container":
+        return None
+    from sandgate_bundle import make_portable
+    from sandgate_plugin_docker import enter
+
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("bundle")
+    bundle = make_portable(folder, entrance=Path(enter.__file__))
+    return Containers(image=request.getfixturevalue("images").debian(), bundle=bundle.path.parent)
+
+
+@pytest.fixture(scope="session")
+def gateway(isolation: str, containers: Containers | None) -> Iterator[Gateway]:
     """A running gateway that all tests of one worker share. What they do to it must not show in its log."""
-    gateway = Gateway(isolation=isolation)
+    gateway = Gateway(isolation=isolation, containers=containers)
     try:
         gateway.start()
         yield gateway
@@ -48,12 +80,12 @@ def gateway(isolation: str) -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def make_gateway(isolation: str) -> Iterator[Callable[..., Gateway]]:
+def make_gateway(isolation: str, containers: Containers | None) -> Iterator[Callable[..., Gateway]]:
     """Gateways of a test's own, started by the test itself; keyword arguments as of :class:`Gateway`."""
     made: list[Gateway] = []
 
     def make(**options: object) -> Gateway:
-        made.append(Gateway(isolation=isolation, **options))  # type: ignore[arg-type]
+        made.append(Gateway(isolation=isolation, containers=containers, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

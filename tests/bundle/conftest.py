@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -14,20 +13,11 @@ import pytest
 
 from sandgate_bundle import Bundle, make_portable
 from sandgate_testing.contained_agent import ContainedAgent
-from sandgate_testing.images import Images
-from sandgate_testing.requirements import lacking, need
 
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_portable(tmp_path_factory.mktemp("bundle"))
-
-
-@pytest.fixture(scope="session")
-def images() -> Iterator[Images]:
-    need("docker")
-    with Images.of_this_run(functools.partial(lacking, "docker")) as images:
-        yield images
 
 
 @pytest.fixture

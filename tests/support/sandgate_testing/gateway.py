@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from sandgate_testing.containers import Containers, remains_on_engine, remove_from_engine
 from sandgate_testing.leftovers import groups_of, processes_of, remains_of, thaw
 
 __all__ = ["Answer", "Gateway", "GatewayFailed", "SdkOptions", "wait_until"]
@@ -60,19 +61,32 @@ class Answer:
 class Gateway:
     """One ``sandgate serve`` on a state directory of its own, which may be stopped and started again."""
 
-    def __init__(self, *, isolation: str, on_exit: str = "kill", options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        isolation: str = "bubblewrap",
+        containers: Containers | None = None,
+        on_exit: str = "kill",
+        options: tuple[str, ...] = (),
+        seed: str | None = None,
+    ) -> None:
+        """On the process backend with ``isolation``, or with ``containers`` on an engine. ``seed``: of several gateways."""
         # Short, because sockets of sandboxes live below it and an address has 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="sg-"))
         self.state_dir = self._folder / "state"
         self._isolation = isolation
+        self._containers = containers
         self._on_exit = on_exit
         self._options = options
+        self._seed = seed
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.api_key = ""
 
     def start(self) -> None:
         """Starts it and returns once it has printed its address; a second start keeps address and key."""
+        if self._containers is not None:
+            self._containers.prepare(self.state_dir)
         port = str(self.address[1]) if self.url else "0"
         out = self._folder / "stdout"
         with out.open("wb") as stdout, (self._folder / "log").open("ab") as log:
@@ -96,13 +110,15 @@ class Gateway:
 
     def remains(self) -> list[str]:
         """What is left of it and its sandboxes; see :mod:`sandgate_testing.leftovers`."""
-        return remains_of(self.state_dir)
+        return [*remains_of(self.state_dir), *(remains_on_engine(self.state_dir) if self._containers else [])]
 
     def discard(self) -> None:
         """Ends whatever still runs, by force, and removes the state directory. For the end of a test that failed."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        if self._containers is not None:
+            remove_from_engine(self.state_dir)
         groups = groups_of(self.state_dir)
         for group in groups:
             thaw(group)
@@ -200,12 +216,16 @@ class Gateway:
     def _command(self, port: str) -> list[str]:
         program = Path(sys.executable).parent / "sandgate"
         where = ["--host", "127.0.0.1", "--port", port, "--state-dir", str(self.state_dir)]
-        how = ["--isolation", self._isolation, "--on-exit", self._on_exit, "--log-format", "json"]
-        return [str(program), "serve", *where, *how, *self._options]
+        backend = ["--isolation", self._isolation]
+        if self._containers is not None:
+            backend = self._containers.options(self._folder)
+        how = ["--on-exit", self._on_exit, "--log-format", "json"]
+        return [str(program), "serve", *where, *backend, *how, *self._options]
 
     def _environment(self) -> dict[str, str]:
         # A developer's own settings would make it another gateway than the tests speak of.
-        return {key: value for key, value in os.environ.items() if not key.startswith(("SANDGATE_", "E2B_"))}
+        plain = {key: value for key, value in os.environ.items() if not key.startswith(("SANDGATE_", "E2B_"))}
+        return plain if self._seed is None else {**plain, "SANDGATE_SEED": self._seed}
 
     def _exports(self, out: Path) -> dict[str, str] | None:
         text = out.read_text()
