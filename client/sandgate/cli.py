@@ -105,6 +105,8 @@ def _of_serve(command: _Command) -> _Command:
             click.option("--traces", type=click.Choice(["none", "otlp"]), help="Where traces go (none)."),
             click.option("--domain", help="Domain below which ports of sandboxes are reached."),
             click.option("--grpc-listen", metavar="ADDRESS", help="More gRPC addresses of the core, no TLS (none)."),
+            click.option("--core-address", metavar="ADDRESS", help="Where other gateways' cores reach this one's (none)."),
+            click.option("--core-lease", metavar="SECONDS", help="Silence that other cores take for death (15)."),
             click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Form of the log (auto)."),
             click.option(
                 "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least level (info)."

@@ -8,6 +8,7 @@ since flags are visible to every user of the machine and configuration files end
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -102,9 +103,23 @@ class Settings(BaseModel):
     workers: Number = Field(1, ge=1, le=64, description="processes that speak HTTP")
     on_exit: Literal["keep", "kill"] = Field("keep", description="what becomes of the sandboxes when the gateway stops")
     domain: str | None = Field(None, description="domain below which ports of sandboxes are reached")
+    trusted_proxies: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
+        (),
+        description="addresses or networks of proxies in front, whose `X-Forwarded-For` and `-Proto` are passed on to ports",
+    )
     grpc_listen: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (),
         description="more gRPC addresses of the core, `port`, `host:port` or `unix:/path`, besides its own socket",
+    )
+    core_address: str | None = Field(
+        None,
+        description="where other gateways on the same database reach this one's core, `port`, `host:port` or `unix:/path`",
+    )
+    core_lease: Number = Field(
+        15,
+        ge=2,
+        le=3600,
+        description="seconds without a sign of life after which a core is taken for dead by the others",
     )
     max_timeout: Number = Field(
         86_400, ge=1, le=100 * 365 * 86_400, description="longest life of a sandbox, in seconds"
@@ -147,10 +162,20 @@ class Settings(BaseModel):
         except RuntimeError as error:
             raise ValueError(f"no such home directory: {value}") from error
 
+    @field_validator("core_address")
+    @classmethod
+    def _core_target(cls, value: str | None) -> str | None:
+        return None if value is None else _grpc_target(value)
+
     @field_validator("grpc_listen")
     @classmethod
     def _grpc_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(_grpc_target, value))
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ipaddress.ip_network(network)) for network in value)
 
     @field_validator("metrics_listen")
     @classmethod

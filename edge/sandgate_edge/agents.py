@@ -1,8 +1,8 @@
 """The edge's channels to the agents of sandboxes.
 
 A channel is kept for the next request to the same sandbox: a new one costs more than the whole call. Their number is
-bounded; the one that was idle longest goes first, and one in use never. Where an agent cannot be reached directly the
-target is the core, whose relay wants other credentials (docs/architecture.md, metadata).
+bounded; the one that was idle longest goes first, and one in use never. Where a sandbox is another core's, the target is
+that core, whose relay wants other credentials (docs/architecture.md, metadata); one channel serves all its sandboxes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,21 @@ _MAX_CHANNELS = 1024
 _LAST_WORD_SECONDS = 1.0
 # Room for what surrounds the largest payload: field tags, a second field, framing.
 _SLACK_BYTES = 1024 * 1024
+# A host that lost its power says nothing: without being asked, its connection looks well.
+_TO_ANOTHER_HOST = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
 
 class Agents:
-    """Stubs for the agent of a located sandbox. ``relay`` is the core's target, ``internal_token`` what its relay wants."""
+    """Stubs for the agent of a located sandbox, reached directly or by a core's relay."""
 
     def __init__(
         self,
         *,
         max_rpc_bytes: int,
-        relay: str = "",
-        internal_token: str = "",
         max_channels: int = _MAX_CHANNELS,
         tracing: Tracing | None = None,
     ) -> None:
         self._tracing = tracing
-        self._relay = relay
-        self._internal_token = internal_token
         self._max_channels = max_channels
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -83,9 +81,8 @@ class Agents:
     ) -> tuple[tuple[str, str | bytes], ...]:
         """The metadata of a call to the agent; None leaves a key out."""
         pairs: list[tuple[str, str | bytes]] = [("request-id", request_id)]
-        if located.agent_target == self._relay:
-            # Never to an agent: the internal token opens every sandbox, and an agent is in the hands of its sandbox.
-            pairs += [("sandbox-id", located.sandbox.id), ("internal-token", self._internal_token)]
+        if located.relayed:
+            pairs += [("sandbox-id", located.sandbox.id), ("relay-token", located.agent_token)]
         else:
             pairs.append(("agent-token", located.agent_token))
         if acting_user is not None:
@@ -108,7 +105,7 @@ class Agents:
 
         Other calls on it find out by themselves: closing under them would look like a cancellation of their own.
         """
-        if located.agent_target != self._relay:
+        if not located.relayed:
             self._retire(located.agent_target)
 
     async def close(self) -> None:
@@ -120,7 +117,8 @@ class Agents:
         line = self._lines.get(located.agent_target)
         if line is None:
             self._make_room()
-            line = self._lines[located.agent_target] = _Line(located.agent_target, self._options, self._tracing)
+            options = (*self._options, *_TO_ANOTHER_HOST) if located.relayed else self._options
+            line = self._lines[located.agent_target] = _Line(located.agent_target, options, self._tracing)
         else:
             self._lines.move_to_end(located.agent_target)
         return line

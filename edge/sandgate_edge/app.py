@@ -75,12 +75,7 @@ def build(settings: Settings) -> web.Application:
 async def _channels(app: web.Application, traces: Tracing | None) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     app[CORE] = CoreClient(settings.core, settings.internal_token, tracing=traces)
-    app[AGENTS] = Agents(
-        max_rpc_bytes=settings.max_rpc_bytes,
-        relay=settings.core,
-        internal_token=settings.internal_token,
-        tracing=traces,
-    )
+    app[AGENTS] = Agents(max_rpc_bytes=settings.max_rpc_bytes, tracing=traces)
     yield
     await app[AGENTS].close()
     await app[CORE].close()

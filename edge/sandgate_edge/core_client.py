@@ -73,6 +73,8 @@ class Located:
     agent_target: str
     """Empty when the sandbox is asleep and traffic may wake it."""
     agent_token: str
+    relayed: bool = False
+    """It is another core's: the target is that core's relay, and the token one for the relay."""
 
     @property
     def awake(self) -> bool:
@@ -303,7 +305,8 @@ class CoreClient:
 
 
 def _located(reply: sandboxes_pb2.LocateResponse) -> Located:
-    return Located(sandbox=reply.sandbox, agent_target=reply.agent.target, agent_token=reply.agent.token)
+    agent = reply.agent
+    return Located(sandbox=reply.sandbox, agent_target=agent.target, agent_token=agent.token, relayed=agent.relay)
 
 
 def _is_of_transport(error: grpc.aio.AioRpcError) -> bool:

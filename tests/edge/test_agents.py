@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -54,13 +55,14 @@ async def test_idle_channels_make_room_and_busy_ones_never(edge):
         await agents.close()
 
 
-async def test_agent_never_sees_the_internal_token_and_the_relay_does():
-    agents = Agents(max_rpc_bytes=1024, relay="unix:/core", internal_token="internal")
+async def test_agent_and_relay_get_the_proof_that_each_wants():
+    agents = Agents(max_rpc_bytes=1024)
     try:
         direct = dict(agents.metadata(located("unix:/a"), request_id="r"))
         assert direct == {"request-id": "r", "agent-token": "t"}
-        relayed = dict(agents.metadata(located("unix:/core", "i7"), request_id="r"))
-        assert relayed == {"request-id": "r", "sandbox-id": "i7", "internal-token": "internal"}
+        there = replace(located("10.0.0.2:8701", "i7"), relayed=True)
+        relayed = dict(agents.metadata(there, request_id="r"))
+        assert relayed == {"request-id": "r", "sandbox-id": "i7", "relay-token": "t"}
     finally:
         await agents.close()
 
