@@ -84,6 +84,9 @@ async def _serve(settings: Settings) -> None:
     try:
         await server.start(_listening(settings.listen_fd))
         stdin, _ = await loop.connect_read_pipe(lambda: _Lifeline(stop), sys.stdin)
+    except SandgateError as error:
+        await server.close()
+        raise _NotReady(error.message) from error
     except OSError as error:
         await server.close()
         raise _NotReady(f"edge cannot start: {error.strerror or error}") from error

@@ -17,12 +17,14 @@ from aiohttp import web
 from sandgate_edge import cors, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
-from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
+from sandgate_edge.keys import AGENTS, CORE, POLICY, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
+from sandgate_edge.policy import EdgePolicy, agent_requests, opened
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
 from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Reporter, Telemetry
 from sandgate_errors import InvalidArgument, SandgateError
+from sandgate_plugin_api.policies import Policies
 from sandgate_tracing import Tracing
 
 __all__ = ["build"]
@@ -44,15 +46,19 @@ def build(settings: Settings) -> web.Application:
             ports.forward,
             cors.preflight,
             errors_to_responses,
+            *([agent_requests] if settings.plugins else []),
             border_of_planes,
         ],
         # Every handler bounds what it reads by its own rule; aiohttp's limit would only apply to some ways of reading.
         client_max_size=0,
     )
     app[SETTINGS] = settings
+    app[POLICY] = EdgePolicy(Policies.load(settings.plugins))
     app[STREAMS] = set()
     app[TELEMETRY] = Telemetry()
     app.cleanup_ctx.append(functools.partial(_channels, traces=traces))
+    if settings.plugins:
+        app.cleanup_ctx.append(opened)
     if settings.metrics:
         app.cleanup_ctx.append(_reporting)
     app.on_response_prepare.append(cors.add_headers)
@@ -106,6 +112,7 @@ async def errors_to_responses(request: web.Request, handler: Next) -> web.Stream
     try:
         return await handler(request)
     except SandgateError as error:
+        error = await request.app[POLICY].error(request, error)
         response = files_error(error) if _is_for_agent(request) else rest_error(error)
     except web.RequestPayloadError:
         broken = InvalidArgument("the request body is broken")

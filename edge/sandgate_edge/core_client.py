@@ -258,6 +258,12 @@ class CoreClient:
     def _begin_locations(self) -> Stream:
         return self._sandboxes.LocateStream(metadata=(("internal-token", self._internal_token),))
 
+    async def note_activity(self, sandbox_id: str, activity: sandboxes_pb2.Activity.ValueType) -> None:
+        """Somebody uses a sandbox; for plugins that want to know."""
+        request = sandboxes_pb2.NoteActivityRequest(id=sandbox_id, activity=activity)
+        metadata = (("internal-token", self._internal_token),)
+        await self._call(self._sandboxes.NoteActivity, request, metadata)
+
     async def find_by_token_hash(self, *, before: bytes, after: bytes, sha256: bytes, request_id: str) -> str:
         """The sandbox whose token has this hash between these texts. Raises Unauthenticated when there is none."""
         request = sandboxes_pb2.FindByTokenHashRequest(before=before, after=after, sha256=sha256)

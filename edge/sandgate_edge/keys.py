@@ -6,32 +6,43 @@ They stand apart from ``app.py`` so that handlers need not import the applicatio
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Telemetry
+from sandgate_plugin_api import AgentRequest, RestRequest
+
+if TYPE_CHECKING:
+    from sandgate_edge.policy import EdgePolicy
 
 __all__ = [
     "AGENTS",
+    "AGENT_REQUEST",
     "ANSWER_BEGAN",
     "CORE",
     "ERROR_CODE",
     "NAMED",
+    "POLICY",
     "PORT",
     "REQUEST_ID",
+    "REST_REQUEST",
     "SANDBOX_ID",
     "SETTINGS",
     "STREAMS",
     "TARGET",
     "TELEMETRY",
     "TRACE_ID",
+    "USED",
 ]
 
 CORE: Final = web.AppKey("core", CoreClient)
+POLICY: Final[web.AppKey[EdgePolicy]] = web.AppKey("policy", object)  # type: ignore[arg-type]
+"""Where plugins are asked. Its class knows these keys, so it cannot be named here but as a type."""
 AGENTS: Final = web.AppKey("agents", Agents)
 SETTINGS: Final = web.AppKey("settings", Settings)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
@@ -54,3 +65,9 @@ ERROR_CODE: Final = web.RequestKey("error_code", str)
 """Request key: the Connect code that a stream ended with, whose status was 200 before."""
 TRACE_ID: Final = web.RequestKey("trace_id", str)
 """Request key: the trace that the request belongs to, for the log; absent without traces."""
+REST_REQUEST: Final[web.RequestKey[tuple[RestRequest, bool]]] = web.RequestKey("rest_request", tuple)
+"""Request key: the request of the control plane as plugins want it, and whether it has no body; absent without them."""
+AGENT_REQUEST: Final = web.RequestKey("agent_request", AgentRequest)
+"""Request key: the request of the data plane as plugins want it; absent without them."""
+USED: Final[web.RequestKey[tuple[str, sandboxes_pb2.Activity.ValueType]]] = web.RequestKey("used", tuple)
+"""Request key: the sandbox that the request uses, and how; absent where no plugin wants to know."""

@@ -24,7 +24,7 @@ from multidict import CIMultiDictProxy
 
 from sandgate_edge.agents import error_of
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, CORE, NAMED, PORT, REQUEST_ID, SANDBOX_ID, SETTINGS
+from sandgate_edge.keys import AGENTS, CORE, NAMED, POLICY, PORT, REQUEST_ID, SANDBOX_ID, SETTINGS
 from sandgate_errors import (
     InvalidArgument,
     PermissionDenied,
@@ -37,6 +37,7 @@ from sandgate_errors import (
 __all__ = [
     "AGENT_PORT",
     "FIRST_MESSAGE_SECONDS",
+    "ID_HEADER",
     "REPLY_SECONDS",
     "Access",
     "PortClosed",
@@ -62,7 +63,7 @@ AGENT_PORT = 49983
 FIRST_MESSAGE_SECONDS = 30.0
 #: Until the reply of a unary call whose client set no limit: to list or remove a huge tree takes a while.
 REPLY_SECONDS = 120.0
-_ID_HEADER = "E2b-Sandbox-Id"
+ID_HEADER = "E2b-Sandbox-Id"
 _PORT_HEADER = "E2b-Sandbox-Port"
 _TOKEN_HEADER = "X-Access-Token"  # noqa: S105 - the name of a header
 
@@ -102,14 +103,16 @@ def sandbox_id_of(request: web.Request) -> tuple[str, int] | None:
 
 def named_by(headers: CIMultiDictProxy[str], domain: str | None) -> tuple[str, int] | None:
     """:func:`sandbox_id_of` for the headers of a request that has not been routed yet."""
+    # Clients append it to a host as it is, port and all; hosts are compared without.
+    domain = domain and domain.partition(":")[0]
     host = _host_of(headers)
     if (named := _named_by_host(host, domain)) is not None:
         return named
-    sandbox, port = headers.get(_ID_HEADER), headers.get(_PORT_HEADER)
+    sandbox, port = headers.get(ID_HEADER), headers.get(_PORT_HEADER)
     if sandbox is None and port is None:
         return None
     if sandbox is None or port is None:
-        raise InvalidArgument(f"{_ID_HEADER} and {_PORT_HEADER} must be sent together")
+        raise InvalidArgument(f"{ID_HEADER} and {_PORT_HEADER} must be sent together")
     if not _takes_headers(host, domain):
         raise InvalidArgument(f"a sandbox cannot be named by headers on host '{host[:255]}'")
     return _sandbox_id(sandbox), _port(port)
@@ -119,7 +122,7 @@ async def locate(request: web.Request, *, access: Access) -> Located:
     """The agent of the sandbox that the request names. Raises InvalidArgument when it names none, and as below."""
     named = sandbox_id_of(request)
     if named is None:
-        raise InvalidArgument(f"no sandbox named: send {_ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
+        raise InvalidArgument(f"no sandbox named: send {ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
     # Other ports than the agent's do not come here (``ports``).
     return await locate_by_id(request, named[0], access=access)
 
@@ -134,16 +137,19 @@ async def locate_by_id(request: web.Request, sandbox_id: str, *, access: Access)
     core, request_id = request.app[CORE], request[REQUEST_ID]
     try:
         located = await core.locate(sandbox_id, request_id=request_id)
+        policy = request.app[POLICY]
         if located.awake:
-            access(located)
+            await policy.check_access(request, located, access)
+            policy.admitted(request, sandbox_id)
             return located
         try:
-            access(located)
+            await policy.check_access(request, located, access)
         except Unauthenticated as error:
             raise PermissionDenied(error.message) from error
         located = await core.locate(sandbox_id, request_id=request_id, wake=True)
         if not located.awake:
             raise SandboxNotFound.of(sandbox_id)
+        policy.admitted(request, sandbox_id)
         return located
     except SandboxNotFound as error:
         raise SandboxGone(sandbox_id) from error

@@ -41,4 +41,6 @@ class Settings(BaseModel):
     """Where spans of requests go; see ``sandgate_tracing``."""
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     """Peers that are proxies of the operator's: what they say about the client is passed on to ports of sandboxes."""
+    plugins: dict[str, dict[str, object]] = Field(default_factory=dict)
+    """The table of each policy plugin, in the order in which their hooks are asked."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -11,7 +11,7 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from sandgate_edge.rest.credentials import authenticate
+from sandgate_edge.rest.credentials import authenticate, shaped
 from sandgate_errors import Unimplemented
 
 __all__ = ["ABSENT", "OF_TEMPLATES", "add_absent"]
@@ -77,6 +77,7 @@ def add_absent(routes: web.RouteTableDef, absent: Absent) -> None:
 
 def _refusing(what: str) -> Handler:
     async def refuse(request: web.Request) -> NoReturn:
+        await shaped(request)
         await authenticate(request)
         raise Unimplemented(f"{what} is not offered by this gateway version")
 

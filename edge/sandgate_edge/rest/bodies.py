@@ -15,9 +15,10 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from sandgate_edge.keys import REST_REQUEST
 from sandgate_errors import InvalidArgument
 
-__all__ = ["MAX_BODY", "Members", "parse_object", "read_object"]
+__all__ = ["MAX_BODY", "Members", "parse_object", "read_body", "read_object"]
 
 #: The largest body of the control plane (``behaviour.md`` C58).
 MAX_BODY = 16 * 1024 * 1024
@@ -31,12 +32,24 @@ async def read_object(request: web.Request, *, required: bool = True) -> Members
 
     Raises InvalidArgument, or 413 as soon as more than MAX_BODY has arrived.
     """
+    if REST_REQUEST in request:
+        shaped, empty = request[REST_REQUEST]
+        body = None if empty else shaped.body
+    else:
+        body = await read_body(request)
+    if body is None and required:
+        body = parse_object(b"")
+    return Members(body or {})
+
+
+async def read_body(request: web.Request) -> Mapping[str, object] | None:
+    """The JSON object in the body of a request, None for an empty one. Raises as :func:`read_object`."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise web.HTTPUnsupportedMediaType(text="an encoded body is not accepted here")
     raw = await _read(request)
-    if not raw.strip() and not required:
-        return Members({})
-    return Members(parse_object(raw) if len(raw) <= _PARSE_INLINE else await asyncio.to_thread(parse_object, raw))
+    if not raw.strip():
+        return None
+    return parse_object(raw) if len(raw) <= _PARSE_INLINE else await asyncio.to_thread(parse_object, raw)
 
 
 async def _read(request: web.Request) -> bytes:

@@ -6,12 +6,12 @@ from aiohttp import web
 from google.protobuf.duration_pb2 import Duration
 
 from sandgate_api.core.v1 import sandboxes_pb2
-from sandgate_edge.keys import CORE, REQUEST_ID, SETTINGS
+from sandgate_edge.keys import CORE, REQUEST_ID
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import NOT_OFFERED_RULES, TIMEOUT_V2
 from sandgate_edge.rest.credentials import api_key_of, key_first
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
-from sandgate_edge.rest.views import sandbox_view
+from sandgate_edge.rest.sandboxes import sandbox_reply
 
 __all__ = ["routes"]
 
@@ -47,5 +47,4 @@ async def fork(request: web.Request) -> web.Response:
         timeout=Duration(seconds=TIMEOUT_V2 if timeout is None else timeout),
     )
     copies = await request.app[CORE].fork(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
-    domain = request.app[SETTINGS].domain
-    return web.json_response([{"sandbox": sandbox_view(copy, domain=domain)} for copy in copies], status=201)
+    return web.json_response([{"sandbox": await sandbox_reply(request, copy)} for copy in copies], status=201)

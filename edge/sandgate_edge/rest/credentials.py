@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from sandgate_api.core.v1 import sandboxes_pb2
-from sandgate_edge.keys import CORE, REQUEST_ID
-from sandgate_errors import InvalidArgument, Unauthenticated, Unimplemented
+from sandgate_edge.keys import CORE, POLICY, REQUEST_ID
+from sandgate_edge.rest.bodies import read_body
+from sandgate_errors import InvalidArgument, SandgateError, Unauthenticated, Unimplemented
 
-__all__ = ["api_key_of", "authenticate", "key_first"]
+__all__ = ["api_key_of", "authenticate", "key_first", "shaped"]
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -36,8 +36,20 @@ def api_key_of(request: web.Request) -> str:
 
 async def authenticate(request: web.Request) -> None:
     """Raise Unauthenticated unless the core knows the request's key; for answers that need nothing else of it."""
-    probe = sandboxes_pb2.ListRequest(page_size=1)
-    await request.app[CORE].list(probe, api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    await request.app[CORE].list_teams_of(api_key_of(request), request_id=request[REQUEST_ID])
+
+
+async def shaped(request: web.Request) -> web.Request:
+    """The request as plugins want it. Raises what they refuse it with, once the key has proved good."""
+    policy = request.app[POLICY]
+    if not policy.has("sandgate_rest_request"):
+        return request
+    body = await read_body(request) if request.body_exists else None
+    try:
+        return await policy.rest_request(request, body)
+    except SandgateError:
+        await authenticate(request)
+        raise
 
 
 def key_first(handler: _Handler) -> _Handler:
@@ -47,7 +59,7 @@ def key_first(handler: _Handler) -> _Handler:
     async def handle(request: web.Request) -> web.Response:
         api_key_of(request)
         try:
-            return await handler(request)
+            return await handler(await shaped(request))
         except (InvalidArgument, Unimplemented, web.HTTPException):
             await authenticate(request)
             raise

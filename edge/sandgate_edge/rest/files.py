@@ -11,6 +11,7 @@ import functools
 from aiohttp import web
 
 from sandgate_edge.core_client import Located
+from sandgate_edge.keys import POLICY
 from sandgate_edge.rest.access import Operation, check_file_access, sandbox_of_signature
 from sandgate_edge.rest.agent_files import AgentFiles
 from sandgate_edge.rest.downloads import send_file
@@ -38,7 +39,8 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def upload(request: web.Request) -> web.Response:
     query = query_of(request)
     files = await _files_of(request, query, operation="write")
-    return web.json_response(await receive_files(files, query.get("path")))
+    written = await receive_files(files, query.get("path"))
+    return web.json_response(await request.app[POLICY].answer(request, written))
 
 
 async def _files_of(request: web.Request, query: dict[str, str], *, operation: Operation) -> AgentFiles:

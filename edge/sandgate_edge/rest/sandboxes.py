@@ -6,10 +6,12 @@ are raised as they are and become bodies in the application's middleware.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
-from sandgate_edge.keys import CORE, REQUEST_ID, SETTINGS
+from sandgate_edge.keys import CORE, POLICY, REQUEST_ID, SETTINGS
 from sandgate_edge.rest.absent import ABSENT, add_absent
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import TIMEOUT_V1, TIMEOUT_V2, create_request
@@ -27,8 +29,9 @@ from sandgate_errors import (
     Unauthenticated,
     Unimplemented,
 )
+from sandgate_plugin_api import ReplyKind
 
-__all__ = ["routes"]
+__all__ = ["routes", "sandbox_reply"]
 
 routes = web.RouteTableDef()
 add_absent(routes, ABSENT)
@@ -70,7 +73,7 @@ async def _create(request: web.Request, message: sandboxes_pb2.CreateRequest) ->
             # A sandbox may have come to be although the answer was lost: an SDK that repeats by itself makes a second.
             error.should_retry = False
         raise
-    return web.json_response(sandbox_view(sandbox, domain=request.app[SETTINGS].domain), status=201)
+    return web.json_response(await sandbox_reply(request, sandbox), status=201)
 
 
 def _idempotency_key(request: web.Request) -> str:
@@ -91,7 +94,7 @@ async def list_v2(request: web.Request) -> web.Response:
         headers["X-Next-Token"] = answer.next_page_token
     if not message.states or sandboxes_pb2.SANDBOX_STATE_RUNNING in message.states:
         headers["X-Total-Running"] = str(answer.total_running)
-    return _listed(answer, headers)
+    return await _listed(request, answer, headers)
 
 
 @routes.get("/sandboxes", allow_head=False)
@@ -104,15 +107,25 @@ async def list_v1(request: web.Request) -> web.Response:
         order=sandboxes_pb2.ORDER_DESC,
         all=True,
     )
-    return _listed(await _list(request, message), {})
+    return await _listed(request, await _list(request, message), {})
 
 
 async def _list(request: web.Request, message: sandboxes_pb2.ListRequest) -> sandboxes_pb2.ListResponse:
     return await request.app[CORE].list(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
 
 
-def _listed(answer: sandboxes_pb2.ListResponse, headers: dict[str, str]) -> web.Response:
-    return web.json_response([listed_view(sandbox) for sandbox in answer.sandboxes], headers=headers)
+async def _listed(request: web.Request, answer: sandboxes_pb2.ListResponse, headers: dict[str, str]) -> web.Response:
+    policy = request.app[POLICY]
+    items = [
+        await policy.described(request, sandbox, listed_view(sandbox), ReplyKind.LISTED) for sandbox in answer.sandboxes
+    ]
+    return web.json_response(items, headers=headers)
+
+
+async def sandbox_reply(request: web.Request, sandbox: sandboxes_pb2.Sandbox) -> Mapping[str, object]:
+    """The answer of create, connect, resume and fork."""
+    view = sandbox_view(sandbox, domain=request.app[SETTINGS].domain)
+    return await request.app[POLICY].described(request, sandbox, view, ReplyKind.SANDBOX)
 
 
 @routes.get("/sandboxes/{id}", allow_head=False)
@@ -121,7 +134,8 @@ async def get(request: web.Request) -> web.Response:
     sandbox = await request.app[CORE].get(
         sandbox_id_in_path(request), api_key=api_key_of(request), request_id=request[REQUEST_ID]
     )
-    return web.json_response(detail_view(sandbox, domain=request.app[SETTINGS].domain))
+    view = detail_view(sandbox, domain=request.app[SETTINGS].domain)
+    return web.json_response(await request.app[POLICY].described(request, sandbox, view, ReplyKind.DETAIL))
 
 
 @routes.delete("/sandboxes/{id}")
@@ -177,7 +191,7 @@ async def connect(request: web.Request) -> web.Response:
         api_key=api_key_of(request),
         request_id=request[REQUEST_ID],
     )
-    view = sandbox_view(answer.sandbox, domain=request.app[SETTINGS].domain)
+    view = await sandbox_reply(request, answer.sandbox)
     return web.json_response(view, status=201 if answer.resumed else 200)
 
 
@@ -209,4 +223,4 @@ async def resume(request: web.Request) -> web.Response:
         api_key=api_key_of(request),
         request_id=request[REQUEST_ID],
     )
-    return web.json_response(sandbox_view(sandbox, domain=request.app[SETTINGS].domain), status=201)
+    return web.json_response(await sandbox_reply(request, sandbox), status=201)

@@ -17,7 +17,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import envelopes
 from sandgate_edge.rpc.service import Method, codec_of
@@ -36,7 +36,7 @@ async def client_stream(request: web.Request, method: Method) -> web.StreamRespo
             reply = await _exchange(call, _Sender(request, method, codec=codec))
         finally:
             call.cancel()
-        await answer.send(reply)
+        await answer.send(await request.app[POLICY].answer(request, reply))
     return answer.response
 
 
@@ -61,11 +61,12 @@ class _Sender:
         self._request = request
         self._method = method
         self._codec = codec
+        self._policy = request.app[POLICY]
 
     async def send(self, call: Any) -> None:
         """Raises the client's mistakes. That the call ended meanwhile is none: its reply says why."""
         async for payload in envelopes(self._request):
-            message = self._codec.decode(self._method.request, payload)
+            message = await self._policy.message(self._request, self._codec.decode(self._method.request, payload))
             try:
                 await call.write(message)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

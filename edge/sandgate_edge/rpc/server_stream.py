@@ -14,7 +14,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID
+from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import only_envelope
 from sandgate_edge.rpc.service import Method, codec_of
@@ -28,7 +28,7 @@ _FOLLOWED = (process_pb2.StartResponse, process_pb2.ConnectResponse)
 async def server_stream(request: web.Request, method: Method) -> web.StreamResponse:
     codec = codec_of(request, method)
     located = await routing.admit(request)
-    answer = StreamAnswer(request, codec)
+    answer, policy = StreamAnswer(request, codec), request.app[POLICY]
     async with answer.ending(located):
         call = await _begin(request, method, codec=codec, located=located)
         try:
@@ -36,10 +36,10 @@ async def server_stream(request: web.Request, method: Method) -> web.StreamRespo
                 message = await call.read()
             while isinstance(message, Message):
                 if _is_last(message):
-                    answer.hold(message)
+                    answer.hold(await policy.answer(request, message))
                     await request.app[AGENTS].last_word(call)
                     break
-                await answer.send(message)
+                await answer.send(await policy.answer(request, message))
                 message = await call.read()
         finally:
             call.cancel()
@@ -57,7 +57,7 @@ async def _begin(
     # The order of checks is the agent's own: user, time limit, then the message (P27).
     user = acting_user(request)
     limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
-    message = codec.decode(method.request, await only_envelope(request))
+    message = await request.app[POLICY].message(request, codec.decode(method.request, await only_envelope(request)))
     agents = request.app[AGENTS]
     metadata = agents.metadata(
         located,

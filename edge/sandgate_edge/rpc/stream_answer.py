@@ -13,7 +13,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.envelope import pack
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import ERROR_CODE, REQUEST_ID, STREAMS
+from sandgate_edge.keys import ERROR_CODE, POLICY, REQUEST_ID, STREAMS
 from sandgate_edge.responses import end_frame, internal, meaning_of
 from sandgate_errors import SandgateError
 
@@ -65,6 +65,8 @@ class StreamAnswer:
             streams.discard(transport)
 
     async def _end(self, error: SandgateError | None) -> None:
+        if error is not None and not isinstance(error, routing.SandboxGone):
+            error = await self._request.app[POLICY].error(self._request, error)
         if error is not None:
             self._request[ERROR_CODE] = meaning_of(error).connect.value
         if isinstance(error, routing.SandboxGone):

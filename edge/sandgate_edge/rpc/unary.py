@@ -10,7 +10,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import timeout_ms
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID, SETTINGS
+from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID, SETTINGS
 from sandgate_edge.responses import connect_error
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import whole_body
@@ -29,7 +29,7 @@ async def unary(request: web.Request, method: Method) -> web.StreamResponse:
     except (routing.SandboxGone, routing.PortClosed):
         raise
     except SandgateError as error:
-        return connect_error(error)
+        return connect_error(await request.app[POLICY].error(request, error))
     return web.Response(body=codec.encode(reply), headers={"Content-Type": codec.unary_type})
 
 
@@ -37,6 +37,7 @@ async def _reply(request: web.Request, method: Method, *, codec: Codec, located:
     user = acting_user(request)
     limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
     message = codec.decode(method.request, await whole_body(request))
+    message = await request.app[POLICY].message(request, message)
     if method.check_request is not None:
         method.check_request(request.app[SETTINGS], message)
     agents = request.app[AGENTS]
@@ -49,4 +50,4 @@ async def _reply(request: web.Request, method: Method, *, codec: Codec, located:
         raise await routing.lost(request, located, error) from error
     if method.check_reply is not None:
         method.check_reply(request.app[SETTINGS], reply)
-    return reply
+    return await request.app[POLICY].answer(request, reply)

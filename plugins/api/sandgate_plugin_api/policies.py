@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sandgate_errors import FailedPrecondition, Internal, SandgateError, Unavailable
@@ -93,17 +93,33 @@ class Policies:
         """Whether anybody implements it: asked first, so that no argument is made for nobody."""
         return hook in self._hooks
 
-    async def amend(self, hook: str, subject: T, /, *, argument: str, **others: object) -> T:
-        """The subject as the plugins want it; ``argument`` is its name in the hook. Raises what a hook refuses with."""
+    async def amend(
+        self, hook: str, subject: T, /, *, argument: str, kind: type[Any] | None = None, **others: object
+    ) -> T:
+        """The subject as the plugins want it; ``argument`` is its name in the hook. Raises what a hook refuses with.
+
+        ``kind``: what a hook must return; None: the type that the subject has.
+        """
         for each in self._hooks.get(hook, ()):
             answer = await self._asked(each, {argument: subject, **others})
             if answer is None:
                 continue
-            wanted: type[Any] = Mapping if isinstance(subject, Mapping) else type(subject)
+            wanted: type[Any] = kind or type(subject)
             if not isinstance(answer, wanted):
                 raise self._fault(each, f"returned {type(answer).__name__}, not {wanted.__name__} or None")
             subject = answer
         return subject
+
+    async def amend_part(self, hook: str, record: Any, /, *, argument: str, part: str, **others: object) -> Any:
+        """One mapping among the fields of a frozen record, as the plugins want it."""
+        for each in self._hooks.get(hook, ()):
+            answer = await self._asked(each, {argument: record, **others})
+            if answer is None:
+                continue
+            if not isinstance(answer, Mapping):
+                raise self._fault(each, f"returned {type(answer).__name__}, not a mapping or None")
+            record = replace(record, **{part: answer})
+        return getattr(record, part)
 
     async def first(self, hook: str, kind: type[T], /, **arguments: object) -> T | None:
         """The first answer that is not None."""

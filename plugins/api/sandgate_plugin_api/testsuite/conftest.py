@@ -47,10 +47,13 @@ async def deployment(shared_deployment: Deployment) -> AsyncIterator[Deployment]
         _remembered.add(id(shared_deployment))
     yield shared_deployment
     async with shared_deployment.backend() as backend:
-        survivors = [survivor.sandbox_id for survivor in await backend.survey()]
-    await shared_deployment.clear()
+        survivors = await backend.survey()
+        # Else a test that failed would make all that follow fail.
+        for survivor in survivors:
+            await backend.destroy(survivor.handle)
     left = await shared_deployment.left_over()
-    assert survivors == [], f"survey() still finds sandboxes that were destroyed or never came to be: {survivors}"
+    names = [survivor.sandbox_id for survivor in survivors]
+    assert names == [], f"survey() still finds sandboxes that were destroyed or never came to be: {names}"
     assert left == [], f"left over, with no sandbox there and no backend open: {left}"
 
 

@@ -105,12 +105,6 @@ class Deployment:
         assert listed, "templates() lists none: name one in [testsuite] of --backend-config"
         return listed[0]
 
-    async def clear(self) -> None:
-        """Destroy what a test that failed has left, so that it does not fail the others."""
-        async with self.backend() as backend:
-            for survivor in await backend.survey():
-                await backend.destroy(survivor.handle)
-
     async def left_over(self) -> list[str]:
         """What is there now and was not before the first sandbox: asked while no backend is open."""
         assert self._found is not None, "remember() was not called"
