@@ -11,7 +11,8 @@ write was under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,19 +113,34 @@ class LiveTable:
                 # It came to nothing, so the next attempt with its key is the first one again.
                 changes["idempotency_key"] = None
         after = replace(before, state=to, revision=before.revision + 1, **changes)
-        await self._store.move(after, came_from=before.state, note=note)
+        async with self._ours(live):
+            await self._store.move(after, came_from=before.state, note=note)
         live.record = after
         self.changed(after, before.state, note)
         if to.ended:
             self._by_id.pop(after.id, None)
-        self._check(live)
+        else:
+            self._check(live)
 
     async def amend(self, live: Live, **changes: Any) -> None:
         """Change a record whose lock is held without changing its state. Raises Conflict as :meth:`move` does."""
         self._check(live)
         after = replace(live.record, **changes)
-        await self._store.amend(after)
+        async with self._ours(live):
+            await self._store.amend(after)
         live.record = after
+
+    @asynccontextmanager
+    async def _ours(self, live: Live) -> AsyncIterator[None]:
+        """Around a write: where it comes too late because another core has taken the sandbox over, that is said."""
+        try:
+            yield
+        except Conflict:
+            found = await self._store.find(live.record.id) if self._store.shared else None
+            if found is not None and found.core != live.record.core:
+                self.give_up(live)
+                self._check(live)
+            raise
 
     def _check(self, live: Live) -> None:
         if live.taken:

@@ -272,7 +272,11 @@ class Client:
         self._edges = edges_pb2_grpc.EdgeServiceStub(self.channel)
 
     async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
-        stub = next(stub for stub in (self._keys, self._teams, self._audit, self._edges, self._sandboxes) if hasattr(stub, method))
+        stub = next(
+            stub
+            for stub in (self._keys, self._teams, self._audit, self._edges, self._sandboxes)
+            if hasattr(stub, method)
+        )
         request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
         try:
             return await getattr(stub, method)(request, metadata=self.credentials)
@@ -403,6 +407,21 @@ async def deployment(folder: Path, database: str | None) -> AsyncIterator[Deploy
     world = World(folder)
     yield Deployment(folder, world, LocalBackend(world), database)
     await world.close()
+
+
+@pytest.fixture
+async def hosts(folder: Path, postgres: PostgresServer) -> AsyncIterator[tuple[Deployment, Deployment]]:
+    """Two state directories on one PostgreSQL database, and a world in which both find the same sandboxes."""
+    url = await postgres.new_database()
+    world = World(folder)
+    for name in "ab":
+        (folder / name).mkdir()
+    yield (
+        Deployment(folder / "a", world, LocalBackend(world), url),
+        Deployment(folder / "b", world, LocalBackend(world), url),
+    )
+    await world.close()
+    await postgres.drop(url)
 
 
 @pytest.fixture
