@@ -13,15 +13,17 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sandgate_errors import (
+    CapabilityMissing,
     Conflict,
     DataLoss,
     FailedPrecondition,
@@ -31,7 +33,6 @@ from sandgate_errors import (
     NotFound,
     ResourceExhausted,
     SandgateError,
-    Unavailable,
 )
 from sandgate_plugin_api import (
     Backend,
@@ -47,11 +48,13 @@ from sandgate_plugin_process import bundle
 from sandgate_plugin_process.boxes import Box, Record, Shelf
 from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.children import Children
-from sandgate_plugin_process.freezing import Group, go_on, possible_groups, stop_all, stopped_by_themselves
+from sandgate_plugin_process.copying import Stopped
+from sandgate_plugin_process.diagnosis import diagnose
 from sandgate_plugin_process.isolation import Isolation
-from sandgate_plugin_process.pids import ProcessId, boot_id
 from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
+from sandgate_plugin_process.snapshots import Snapshots
+from sandgate_plugin_process.standstill import Standstill, group_for, record_of
 from sandgate_plugin_process.starting import Started, StartFailed, agent_ready, give_up, tail
 from sandgate_plugin_process.warm import WarmPool
 
@@ -76,6 +79,7 @@ class ProcessBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._shelf = Shelf(state=context.state_dir, runtime=context.runtime_dir)
+        self._snapshots = Snapshots(context.state_dir)
         self._children = Children()
         self._bases: set[int] = set()
         self._warm: WarmPool[Box] | None = None
@@ -92,9 +96,12 @@ class ProcessBackend(Backend):
             "bubblewrap": Bubblewrap(self._settings.bwrap),
             "none": Plain(),
         }
+        self._standstill = Standstill(self._isolations)
         self._isolation = self._isolations[self._settings.isolation]
         if self._isolation.can_cut_network:
             self.capabilities |= {Capability.NO_INTERNET}
+        if self._isolation.can_copy_files:
+            self.capabilities |= {Capability.SNAPSHOT}
         try:
             await asyncio.to_thread(self._prepare)
         except OSError as error:
@@ -105,6 +112,7 @@ class ProcessBackend(Backend):
 
     def _prepare(self) -> None:
         self._shelf.open()
+        self._snapshots.open()
         self._bundle = bundle.make(self._context.state_dir)
         self._isolation.check(self._bundle, (self._context.state_dir, self._context.runtime_dir))
         self._clear_warm()
@@ -135,15 +143,21 @@ class ProcessBackend(Backend):
         return {"box": request.sandbox_id}
 
     async def create(self, request: SandboxRequest, handle: Mapping[str, object]) -> Placement:
-        if request.template.id != self._template.id:
+        if request.snapshot is None and request.template.id != self._template.id:
             raise InvalidArgument(f"backend 'process' has no template '{request.template.id}'")
         if not request.allow_internet_access and not self._isolation.can_cut_network:
             raise FailedPrecondition("without isolation a sandbox cannot be kept from the internet")
+        box, internet = self._shelf.box(str(handle["box"])), request.allow_internet_access
         try:
-            if request.allow_internet_access and (placement := await self._claim(request.sandbox_id)) is not None:
+            if request.snapshot is not None:
+                self._check_snapshots()
+                async with self._snapshots.reading(request.snapshot):
+                    return await self._make(
+                        box, sandbox_id=request.sandbox_id, internet=internet, snapshot=request.snapshot
+                    )
+            if internet and (placement := await self._claim(request.sandbox_id)) is not None:
                 return placement
-            box = self._shelf.box(str(handle["box"]))
-            return await self._make(box, sandbox_id=request.sandbox_id, internet=request.allow_internet_access)
+            return await self._make(box, sandbox_id=request.sandbox_id, internet=internet)
         except (OSError, StartFailed) as error:
             raise _told(error) from error
 
@@ -173,14 +187,16 @@ class ProcessBackend(Backend):
         return box
 
     async def locate(self, handle: Mapping[str, object]) -> Placement | None:
-        return await asyncio.to_thread(self._locate, handle)
-
-    def _locate(self, handle: Mapping[str, object]) -> Placement | None:
-        box = self._shelf.find(handle)
-        record = None if box is None else box.read()
-        if box is None or record is None or not record.is_alive() or not box.socket.is_socket():
+        box = await asyncio.to_thread(self._shelf.find, handle)
+        if box is None:
             return None
-        return box.placement(record)
+        record = await asyncio.to_thread(box.read)
+        if record is not None and record.paused == "copy":
+            # Either a copy is under way, or the gateway went down in the middle of one.
+            async with self._busy(box):
+                record = await _to_its_end(asyncio.to_thread(self._standstill.going_on, box))
+        alive = record is not None and await asyncio.to_thread(record.is_alive) and box.socket.is_socket()
+        return box.placement(record) if record is not None and alive else None
 
     async def survey(self) -> Sequence[Survivor]:
         return await asyncio.to_thread(self._survey)
@@ -211,53 +227,58 @@ class ProcessBackend(Backend):
         return box.handle
 
     def _pause(self, box: Box, *, memory: bool) -> None:
-        record = _record_of(box)
+        record = self._standstill.going_on(box)
         if not memory:
-            self._end(record)
+            self._standstill.end(record)
             box.write(record.ended())
         elif record.paused == "files":
             raise DataLoss("the memory of the sandbox was given up before")
         elif not record.is_alive():
             raise NotFound("the sandbox has ended")
         else:
-            self._freeze(box, record)
+            self._standstill.freeze(box, record)
 
-    def _freeze(self, box: Box, record: Record) -> None:
-        """The record first, each time: after a crash half way it says what has to be let go on."""
+    async def snapshot(self, handle: Mapping[str, object], *, snapshot_id: str) -> Mapping[str, object]:
+        self._check_snapshots()
+        box = await self._existing(handle)
+        stop = threading.Event()
+        async with self._busy(box):
+            try:
+                return await _to_its_end(asyncio.to_thread(self._snapshot, box, snapshot_id, stop), give_up=stop)
+            except OSError as error:
+                raise _told(error) from error
 
-        def members() -> list[ProcessId]:
-            return self._isolations[record.isolation].members(record)
-
-        if record.paused != "memory":
-            group = _group_of(record) if record.grouped else _group_for(record, members())
-            stopped = stopped_by_themselves(members) if group is None else frozenset[ProcessId]()
-            place = None if group is None else str(group.path)
-            record = replace(record, paused="memory", group=place, stopped=stopped)
-            box.write(record)
-        group = _group_of(record)
+    def _snapshot(self, box: Box, snapshot_id: str, stop: threading.Event) -> Mapping[str, object]:
+        record = self._standstill.going_on(box)
+        if not record.is_alive():
+            raise NotFound("the sandbox has ended")
+        if record.paused:
+            raise FailedPrecondition("the sandbox is paused")
+        if not self._isolations[record.isolation].can_copy_files:
+            raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
+        self._standstill.freeze(box, record, kept="copy")
         try:
-            stop_all(list if record.grouped else members, group, but=record.stopped)
-        except BaseException as error:
-            self._let_go_on(box, record)
-            if isinstance(error, OSError):
-                raise Unavailable("the sandbox cannot be stopped at the moment") from error
-            raise
-        if group is not None and not record.grouped:
-            box.write(replace(record, grouped=True))
+            return self._snapshots.take(snapshot_id, box, record, stop=stop)
+        finally:
+            self._standstill.let_go_on(box, record_of(box))
 
-    def _let_go_on(self, box: Box, record: Record) -> None:
-        go_on(lambda: self._isolations[record.isolation].members(record), _group_of(record), but=record.stopped)
-        box.write(replace(record, paused="", stopped=frozenset()))
+    async def delete_snapshot(self, snapshot: Mapping[str, object]) -> None:
+        self._check_snapshots()
+        await _to_its_end(self._snapshots.remove(snapshot))
+
+    def _check_snapshots(self) -> None:
+        if not self._isolation.can_copy_files:
+            raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
 
     async def resume(self, handle: Mapping[str, object]) -> Placement:
         box = await self._existing(handle)
         async with self._busy(box):
-            record = await asyncio.to_thread(_record_of, box)
+            record = await asyncio.to_thread(record_of, box)
             if record.paused == "files":
                 return await self._start_anew(box, record)
             if not record.is_alive():
                 raise DataLoss("the processes of the sandbox are gone")
-            await _to_its_end(asyncio.to_thread(self._let_go_on, box, record))
+            await _to_its_end(asyncio.to_thread(self._standstill.let_go_on, box, record))
             return box.placement(record)
 
     async def _start_anew(self, box: Box, record: Record) -> Placement:
@@ -265,7 +286,7 @@ class ProcessBackend(Backend):
 
         def start() -> Started:
             # What a resume left that a crash cut off.
-            self._end(record)
+            self._standstill.end(record)
             box.renew(fresh)
             self._isolations[fresh.isolation].mend(box, fresh)
             return self._start(box, fresh)
@@ -273,7 +294,7 @@ class ProcessBackend(Backend):
         try:
             placement = await self._bring_up(box, fresh, start)
             # Until now a crash left a sandbox that was paused.
-            box.write(replace(_record_of(box), paused=""))
+            box.write(replace(record_of(box), paused=""))
             return placement
         except BaseException as error:
             await _to_its_end(asyncio.to_thread(self._pause, box, memory=False))
@@ -291,8 +312,11 @@ class ProcessBackend(Backend):
         """Held while a box is made or destroyed: a kill may come during the create, and two kills at once (C35, C37)."""
         return self._locks.setdefault(box.name, asyncio.Lock())
 
-    async def _make(self, box: Box, *, sandbox_id: str, internet: bool) -> Placement:
+    async def _make(
+        self, box: Box, *, sandbox_id: str, internet: bool, snapshot: Mapping[str, object] | None = None
+    ) -> Placement:
         """A box with an agent that accepts calls, or nothing at all."""
+        stop = threading.Event()
         async with self._busy(box):
             record = Record.fresh(
                 sandbox_id=sandbox_id,
@@ -302,7 +326,8 @@ class ProcessBackend(Backend):
                 internet=internet,
             )
             try:
-                return await self._bring_up(box, record, lambda: self._make_and_start(box, record))
+                start = partial(self._make_and_start, box, record, snapshot, stop)
+                return await self._bring_up(box, record, start, give_up=stop)
             except Conflict:
                 # The box of that name is another call's.
                 self._give_base_back(record)
@@ -311,7 +336,9 @@ class ProcessBackend(Backend):
                 await _to_its_end(self._erase(box, record))
                 raise
 
-    async def _bring_up(self, box: Box, record: Record, start: Callable[[], Started]) -> Placement:
+    async def _bring_up(
+        self, box: Box, record: Record, start: Callable[[], Started], *, give_up: threading.Event | None = None
+    ) -> Placement:
         started: Started | None = None
 
         async def begin() -> None:
@@ -321,7 +348,7 @@ class ProcessBackend(Backend):
 
         try:
             # A thread cannot be cancelled: what it has started must be known before anything is cleared away.
-            await _to_its_end(begin())
+            await _to_its_end(begin(), give_up=give_up)
             assert started is not None  # noqa: S101 - start() has returned
             await agent_ready(started.output, box.log)
         finally:
@@ -330,14 +357,22 @@ class ProcessBackend(Backend):
         self._isolations[record.isolation].agent_is_up(box)
         return box.placement(record)
 
-    def _make_and_start(self, box: Box, record: Record) -> Started:
+    def _make_and_start(
+        self, box: Box, record: Record, snapshot: Mapping[str, object] | None, stop: threading.Event
+    ) -> Started:
         box.make(record)
-        self._isolation.furnish(box, record)
+        if snapshot is None:
+            self._isolation.furnish(box, record)
+        else:
+            connected = self._snapshots.unfold(snapshot, box, record, stop=stop)
+            self._isolation.mend(box, record)
+            if record.internet and not connected:
+                self._isolation.connect(box, record)
         return self._start(box, record)
 
     def _start(self, box: Box, record: Record) -> Started:
         isolation = self._isolations[record.isolation]
-        group = _group_for(record) if isolation.starts_in_group else None
+        group = group_for(record) if isolation.starts_in_group else None
         if group is not None:
             record = replace(record, group=str(group.path))
             box.write(record)
@@ -359,22 +394,9 @@ class ProcessBackend(Backend):
     def _clear(self, box: Box, known: Record | None) -> Record | None:
         record = box.read() or known
         if record is not None:
-            self._end(record)
+            self._standstill.end(record)
         box.remove()
         return record
-
-    def _end(self, record: Record) -> None:
-        """End every process of a box, stopped ones too."""
-        if record.boot_id != boot_id():
-            return
-        group = _group_of(record)
-        # Without one there may still be an empty one, made just before the record could say so.
-        groups = list(possible_groups(record.mark)) if group is None else [group]
-        for group in groups:
-            group.kill()
-        self._isolations[record.isolation].end(record)
-        for group in groups:
-            group.remove()
 
     def _take_base(self) -> int | None:
         base = self._isolation.base_for(self._bases)
@@ -388,40 +410,7 @@ class ProcessBackend(Backend):
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
-        try:
-            chosen = ProcessSettings.read(settings)
-        except FailedPrecondition as error:
-            return (("settings", False, error.message),)
-        if chosen.isolation == "none":
-            return (("isolation", True, "none: code in a sandbox can do whatever the gateway's user can"),)
-        with tempfile.TemporaryDirectory(prefix="sandgate-doctor-") as folder:
-            return _diagnose_bubblewrap(Bubblewrap(chosen.bwrap), Path(folder))
-
-
-def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[str, bool, str]]:
-    def try_one() -> str:
-        isolation.check(bundle.make(folder), ())
-        return isolation.describe()
-
-    rows: list[tuple[str, bool, str]] = []
-    for what, check in (("bubblewrap", isolation.version), ("sandbox", try_one)):
-        try:
-            rows.append((what, True, check()))
-        except FailedPrecondition as error:
-            # What follows would fail for the same reason.
-            return (*rows, (what, False, error.message))
-    return (*rows, ("pause", True, _how_to_pause()))
-
-
-def _how_to_pause() -> str:
-    for group in possible_groups(f"sandgate-doctor-{secrets.token_hex(4)}"):
-        try:
-            group.make()
-        except OSError:
-            continue
-        group.remove()
-        return f"by control groups below {group.path.parent}"
-    return "by signals: the gateway may not make control groups here"
+        return diagnose(settings)
 
 
 def _give(box: Box, sandbox_id: str) -> Placement | None:
@@ -434,37 +423,11 @@ def _give(box: Box, sandbox_id: str) -> Placement | None:
     return box.placement(record)
 
 
-def _record_of(box: Box) -> Record:
-    record = box.read()
-    if record is None:
-        raise NotFound("what was known of the sandbox is lost")
-    return record
-
-
-def _group_of(record: Record) -> Group | None:
-    return None if record.group is None else Group(Path(record.group))
-
-
-def _group_for(record: Record, members: Sequence[ProcessId] = ()) -> Group | None:
-    """A new control group for a box, into which its processes can be moved; None where the gateway may make none."""
-    for group in possible_groups(record.mark):
-        try:
-            group.make()
-            # Making a group is no proof that processes may be moved into it.
-            for process in members[:1]:
-                group.add(process)
-        except OSError as error:
-            _log.info("a sandbox cannot be frozen by the control group %s: %s", group.path, error)
-            group.remove()
-        else:
-            return group
-    return None
-
-
-async def _to_its_end(work: Awaitable[T]) -> T:
+async def _to_its_end(work: Awaitable[T], *, give_up: threading.Event | None = None) -> T:
     """Await ``work`` to its end even when cancelled meanwhile; the cancellation then goes on.
 
     For what a cancellation must not tear apart: a thread cannot be stopped, and a half-ended box would be left.
+    ``give_up`` is set then, for work that looks at it.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -473,8 +436,11 @@ async def _to_its_end(work: Awaitable[T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
+            if give_up is not None:
+                give_up.set()
     if cancelled is not None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not isinstance(failure, Stopped):
             _log.error("failed while its caller was cancelled", exc_info=failure)
         raise cancelled
     return task.result()

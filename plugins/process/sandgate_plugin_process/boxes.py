@@ -59,8 +59,8 @@ class Record:
     main: ProcessId | None = None
     #: The first process of its pid namespace: ends all others with it.
     init: ProcessId | None = None
-    #: What a pause has kept, or is about to keep; empty: it runs.
-    paused: Literal["", "memory", "files"] = ""
+    #: What a pause has kept, or is about to keep; empty: it runs. `copy`: it stands still while its files are copied.
+    paused: Literal["", "memory", "files", "copy"] = ""
     #: The control group that can freeze it; None: there is none.
     group: str | None = None
     #: Whether everything that runs in the box is in the group: then nothing can ever be outside of it.

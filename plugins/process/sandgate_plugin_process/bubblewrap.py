@@ -84,6 +84,7 @@ class Bubblewrap:
 
     name = "bubblewrap"
     can_cut_network = True
+    can_copy_files = True
     starts_in_group = True
 
     def __init__(self, program: str | None) -> None:
@@ -170,6 +171,9 @@ class Bubblewrap:
         owners = rootfs.Owners(record.base)
         rootfs.mend(box.rootfs, owners, shared=_shared())
         self._boot(box, owners)
+
+    def connect(self, box: Box, record: Record) -> None:
+        rootfs.give_resolver(box.rootfs, rootfs.Owners(record.base))
 
     def _boot(self, box: Box, owners: rootfs.Owners) -> None:
         box.inner_socket_folder.mkdir(mode=0o700)

@@ -22,6 +22,8 @@ class Isolation(Protocol):
     name: str
     #: Whether a sandbox can be made without network.
     can_cut_network: bool
+    #: Whether all files of a box can be copied, and another box started on the copy.
+    can_copy_files: bool
     #: Whether :meth:`start` puts a box into its control group before anything of it runs.
     starts_in_group: bool
 
@@ -42,6 +44,9 @@ class Isolation(Protocol):
 
         Nothing that is put in place by the gateway may follow a link that was planted there.
         """
+
+    def connect(self, box: Box, record: Record) -> None:
+        """Give files that come from a box without network what a box with one has."""
 
     def members(self, record: Record) -> list[ProcessId]:
         """Every process of the box that can be found now, parents before children."""

@@ -33,6 +33,8 @@ class Plain:
 
     name = "none"
     can_cut_network = False
+    #: Homes are at other paths in each box, and all else is the host's.
+    can_copy_files = False
     starts_in_group = False
 
     def check(self, bundle: Path, private: Sequence[Path]) -> None:
@@ -66,6 +68,9 @@ class Plain:
 
     def mend(self, box: Box, record: Record) -> None:
         """Nothing is mounted, and nothing done in the homes but by the account that owns them."""
+
+    def connect(self, box: Box, record: Record) -> None:
+        """There is none without network."""
 
     def members(self, record: Record) -> list[ProcessId]:
         return tree(({record.main} if record.main is not None else set()) | marked_by(was_given(_given(record))))

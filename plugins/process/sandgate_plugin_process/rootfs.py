@@ -7,6 +7,7 @@ need to run. Files of ``/etc`` that differ between machines, hold secrets or nam
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["USER_ID", "Owners", "binds", "build", "mend"]
+__all__ = ["USER_ID", "Owners", "binds", "build", "give_resolver", "mend"]
 
 USER_ID = 1000
 _ROOT_ID = 0
@@ -202,6 +203,24 @@ def mend(root: Path, owners: Owners, *, shared: Iterable[tuple[str, str]]) -> No
             _mend_place(top, place.strip("/").split("/"), owners, is_folder=is_folder)
 
 
+def give_resolver(root: Path, owners: Owners) -> None:
+    """For files that come from a sandbox without network: the host's way to look names up, unless it made one of its own.
+
+    Blocks; nothing may live in ``root``. Follows no link: what is not as it was made stays as the sandbox left it.
+    """
+    try:
+        with _folder_at(os.fspath(root), None) as top, _folder_at("etc", top) as etc:
+            found = os.stat("resolv.conf", dir_fd=etc, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and not found.st_size:
+                os.unlink("resolv.conf", dir_fd=etc)
+                _make("resolv.conf", etc, owners, stat.S_IFREG, content=_resolver())
+    except (FileNotFoundError, NotADirectoryError, FileExistsError):
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+
+
 def _mend_place(parent: int, names: Sequence[str], owners: Owners, *, is_folder: bool) -> None:
     name, rest = names[0], names[1:]
     wanted = stat.S_IFDIR if rest or is_folder else stat.S_IFREG
@@ -221,11 +240,13 @@ def _kind_of(name: str, parent: int) -> int | None:
         return None
 
 
-def _make(name: str, parent: int, owners: Owners, kind: int) -> None:
+def _make(name: str, parent: int, owners: Owners, kind: int, *, content: bytes = b"") -> None:
     if kind == stat.S_IFDIR:
         os.mkdir(name, 0o755, dir_fd=parent)
     else:
-        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent)
+        with open(descriptor, "wb") as file:
+            file.write(content)
     if owners.base is not None:
         os.chown(name, owners.base, owners.base, dir_fd=parent, follow_symlinks=False)
 

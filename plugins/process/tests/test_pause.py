@@ -11,7 +11,7 @@ import pytest
 
 from sandgate_errors import DataLoss, NotFound, SandgateError, Unavailable
 from sandgate_plugin_process import backend as backend_module
-from sandgate_plugin_process import rootfs
+from sandgate_plugin_process import rootfs, standstill
 from sandgate_plugin_process.boxes import Record, Shelf
 from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.freezing import possible_groups
@@ -55,7 +55,7 @@ def way(request, monkeypatch) -> str:
     def only(name):
         return (group for group in possible_groups(name) if kind_of(group) == request.param)
 
-    monkeypatch.setattr(backend_module, "possible_groups", only)
+    monkeypatch.setattr(standstill, "possible_groups", only)
     return request.param
 
 
@@ -196,8 +196,8 @@ async def test_crash_in_the_middle_of_a_pause_is_mended_by_the_next(gateway, bac
         raise MemoryError("crash")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend_module, "stop_all", crash)
-        patch.setattr(backend_module, "go_on", lambda *_, **__: None)
+        patch.setattr(standstill, "stop_all", crash)
+        patch.setattr(standstill, "go_on", lambda *_, **__: None)
         patch.setattr(Record, "dump", _dump_until(patch, Record.dump))
         with pytest.raises(MemoryError):
             await backend.pause(placement.handle, memory=True)
@@ -219,14 +219,14 @@ def _as_paused(record: Record) -> Record:
 async def test_failed_pause_lets_everything_go_on(gateway, backend, run, way, monkeypatch):
     placement = await gateway.create(backend)
     await run(placement, COUNTER)
-    real = backend_module.stop_all
+    real = standstill.stop_all
 
     def fail(*arguments, **options):
         real(*arguments, **options)
         raise OSError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend_module, "stop_all", fail)
+        patch.setattr(standstill, "stop_all", fail)
         with pytest.raises(SandgateError, match="cannot be stopped"):
             await backend.pause(placement.handle, memory=True)
     assert await run(placement, "echo here") == (0, "here\n")

@@ -22,21 +22,25 @@ TESTS = (
     "cancelled_create",
     "destroying_a_paused",
     "failed_start",
+    "files_are_what",
     "find",
     "half_made",
     "host_files",
     "host_processes",
+    "hostile_tree",
     "hostile_file_tree",
     "internet",
     "leaves_no_process",
     "link_in_place",
     "mounts_and_devices",
     "neither_paused",
+    "network_of_a_copy",
     "no_process_of",
     "nobody_outside",
     "root_may_make",
     "run_no_instruction",
     "runs_commands",
+    "several_sandboxes",
     "shared_places",
     "starts_anew",
     "stays_stopped",
@@ -64,7 +68,14 @@ def place():
     """A folder for another user's use: the code under test, the tests, and room for what they make."""
     path = Path(tempfile.mkdtemp(prefix="sg-nobody-"))
     library = path / "library"
-    for name in ("sandgate_agent", "sandgate_api", "sandgate_errors", "sandgate_plugin_api", "sandgate_plugin_process"):
+    for name in (
+        "sandgate_agent",
+        "sandgate_api",
+        "sandgate_bundle",
+        "sandgate_errors",
+        "sandgate_plugin_api",
+        "sandgate_plugin_process",
+    ):
         source = next(iter(importlib.util.find_spec(name).submodule_search_locations))
         shutil.copytree(source, library / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(Path(__file__).parent, path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
@@ -81,9 +92,11 @@ def place():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"], indirect=True)
-@pytest.mark.parametrize("file", ["test_isolation.py", "test_lifecycle.py", "test_pause.py", "test_warm.py"])
+@pytest.mark.parametrize(
+    "file", ["test_isolation.py", "test_lifecycle.py", "test_pause.py", "test_snapshots.py", "test_warm.py"]
+)
 def test_backend_works_without_privileges(place, isolation, file):
-    if file == "test_isolation.py" and isolation == "none":
+    if file in {"test_isolation.py", "test_snapshots.py"} and isolation == "none":
         pytest.skip("without isolation there is nothing to test")
     packages = str(Path(pytest.__file__).parent.parent)
     done = as_nobody(

@@ -1,0 +1,54 @@
+"""What ``sandgate doctor`` says about this backend: whether sandboxes can be made here, and how they are paused."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandgate_errors import FailedPrecondition
+from sandgate_plugin_process import bundle
+from sandgate_plugin_process.bubblewrap import Bubblewrap
+from sandgate_plugin_process.freezing import possible_groups
+from sandgate_plugin_process.settings import ProcessSettings
+
+__all__ = ["diagnose"]
+
+
+def diagnose(settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
+    """As :meth:`sandgate_plugin_api.Backend.diagnose`."""
+    try:
+        chosen = ProcessSettings.read(settings)
+    except FailedPrecondition as error:
+        return (("settings", False, error.message),)
+    if chosen.isolation == "none":
+        return (("isolation", True, "none: code in a sandbox can do whatever the gateway's user can"),)
+    with tempfile.TemporaryDirectory(prefix="sandgate-doctor-") as folder:
+        return _diagnose_bubblewrap(Bubblewrap(chosen.bwrap), Path(folder))
+
+
+def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[str, bool, str]]:
+    def try_one() -> str:
+        isolation.check(bundle.make(folder), ())
+        return isolation.describe()
+
+    rows: list[tuple[str, bool, str]] = []
+    for what, check in (("bubblewrap", isolation.version), ("sandbox", try_one)):
+        try:
+            rows.append((what, True, check()))
+        except FailedPrecondition as error:
+            # What follows would fail for the same reason.
+            return (*rows, (what, False, error.message))
+    return (*rows, ("pause", True, _how_to_pause()))
+
+
+def _how_to_pause() -> str:
+    for group in possible_groups(f"sandgate-doctor-{secrets.token_hex(4)}"):
+        try:
+            group.make()
+        except OSError:
+            continue
+        group.remove()
+        return f"by control groups below {group.path.parent}"
+    return "by signals: the gateway may not make control groups here"
