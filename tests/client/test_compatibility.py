@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -82,17 +81,6 @@ def test_a_paused_sandbox_is_started_anew_when_asked(gateway: Gateway) -> None:
         assert box.get_info().state.value == "paused"
     finally:
         box.kill()
-
-
-def test_ports_of_a_sandbox_are_refused_by_name(sandbox: Sandbox, gateway: Gateway) -> None:
-    connection = http.client.HTTPConnection(*gateway.address, timeout=60)
-    try:
-        connection.request("GET", "/", headers={"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "3000"})
-        reply = connection.getresponse()
-        assert reply.status == 501
-        assert "3000" in reply.read().decode()
-    finally:
-        connection.close()
 
 
 def test_signed_urls_read_and_write(sandbox: Sandbox) -> None:

@@ -47,6 +47,7 @@ def test_file_may_be_named_by_the_environment_and_the_flag_wins(tmp_path):
         ("[backends]\nprocess = 1\n", "backends.process"),
         ('envd_version = "latest"\n', "envd_version"),
         ('domain = "a b"\n', "domain"),
+        ('trusted_proxies = ["localhost"]\n', "trusted_proxies"),
         ("port = \n", "not valid TOML"),
     ],
 )

@@ -73,6 +73,7 @@ STEPS = (
     "pause_files_only",
     "pause_at_the_end",
     "traffic_wakes",
+    "get_host",
     "kill_while_a_command_runs",
     "kill_again",
     "gone_is_not_running",

@@ -3,6 +3,8 @@
 // Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
+import { get } from 'node:http'
+import { createServer } from 'node:net'
 import * as e2b from 'e2b'
 
 const { Sandbox } = e2b
@@ -411,6 +413,38 @@ async function pauses(sandbox) {
     assert.equal((await sleeper.commands.run('echo woken')).stdout, 'woken\n')
     assert.equal((await sleeper.getInfo()).state, 'running')
     await sleeper.kill()
+  })
+  await step('get_host', async () => {
+    const port = await freePort()
+    const serve = `python3 -m http.server ${port} --bind 127.0.0.1`
+    const server = await sandbox.commands.run(serve, { background: true, timeoutMs: 0 })
+    await sandbox.files.write('page.html', '<p>a page</p>')
+    const host = sandbox.getHost(port)
+    assert(host.startsWith(`${port}-${sandbox.sandboxId}.`))
+    assert.equal(await eventually(() => pageOf(host)), '<p>a page</p>')
+    await server.kill()
+  })
+}
+
+// Sandboxes with internet may share the machine's ports.
+function freePort() {
+  return new Promise((resolve) => {
+    const server = createServer().listen(0, '127.0.0.1', () => {
+      const { port } = server.address()
+      server.close(() => resolve(port))
+    })
+  })
+}
+
+// As a browser would ask for it whose DNS leads the host to the gateway; nothing while the server is not up. fetch sets no Host.
+function pageOf(host) {
+  return new Promise((resolve, reject) => {
+    const asked = get(`${process.env.E2B_SANDBOX_URL}/page.html`, { headers: { Host: host } }, async (reply) => {
+      let page = ''
+      for await (const piece of reply) page += piece
+      resolve(reply.statusCode === 502 ? '' : page)
+    })
+    asked.on('error', reject)
   })
 }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import io
+import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -384,6 +386,33 @@ async def pauses(sandbox: AsyncSandbox) -> None:
         assert (await sleeper.commands.run("echo woken")).stdout == "woken\n"
         assert (await sleeper.get_info()).state.value == "running"
         await sleeper.kill()
+    with step("get_host"):
+        port = free_port()
+        serve = f"python3 -m http.server {port} --bind 127.0.0.1"
+        server = await sandbox.commands.run(serve, background=True, timeout=0)
+        await sandbox.files.write("page.html", "<p>a page</p>")
+        host = sandbox.get_host(port)
+        assert host.startswith(f"{port}-{sandbox.sandbox_id}.")
+        assert await eventually(lambda: asyncio.to_thread(page_of, host)) == b"<p>a page</p>"
+        await server.kill()
+
+
+def free_port() -> int:
+    """Sandboxes with internet may share the machine's ports."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def page_of(host: str) -> bytes:
+    """As a browser would ask for it whose DNS leads the host to the gateway; nothing while the server is not up."""
+    request = urllib.request.Request(f"{os.environ['E2B_SANDBOX_URL']}/page.html", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.read()
+    except urllib.error.HTTPError as error:
+        if error.code != 502:
+            raise
+        return b""
 
 
 async def is_paused(sandbox: AsyncSandbox) -> bool:

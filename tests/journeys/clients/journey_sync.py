@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import os
+import socket
 import threading
 import time
 import urllib.error
@@ -369,6 +371,32 @@ def pauses(sandbox: Sandbox) -> None:
         assert sleeper.commands.run("echo woken").stdout == "woken\n"
         assert sleeper.get_info().state.value == "running"
         sleeper.kill()
+    with step("get_host"):
+        port = free_port()
+        server = sandbox.commands.run(f"python3 -m http.server {port} --bind 127.0.0.1", background=True, timeout=0)
+        sandbox.files.write("page.html", "<p>a page</p>")
+        host = sandbox.get_host(port)
+        assert host.startswith(f"{port}-{sandbox.sandbox_id}.")
+        assert eventually(lambda: page_of(host)) == b"<p>a page</p>"
+        server.kill()
+
+
+def free_port() -> int:
+    """Sandboxes with internet may share the machine's ports."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def page_of(host: str) -> bytes:
+    """As a browser would ask for it whose DNS leads the host to the gateway; nothing while the server is not up."""
+    request = urllib.request.Request(f"{os.environ['E2B_SANDBOX_URL']}/page.html", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.read()
+    except urllib.error.HTTPError as error:
+        if error.code != 502:
+            raise
+        return b""
 
 
 def eventually(ask: Callable[[], T]) -> T:

@@ -60,6 +60,10 @@ def _bubblewrap() -> str | None:
     return None if done.returncode == 0 else f"bubblewrap may not make namespaces here: {done.stderr.strip()}"
 
 
+def _caddy() -> str | None:
+    return None if shutil.which("caddy") is not None else "Caddy is not installed: apt-get install caddy"
+
+
 def _node() -> str | None:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -80,6 +84,7 @@ def _postgres() -> str | None:
 
 _CHECKS: dict[str, Callable[[], str | None]] = {
     "bubblewrap": _bubblewrap,
+    "caddy": _caddy,
     "docker": why_no_engine,
     "node": _node,
     "packages": _packages,
