@@ -83,11 +83,11 @@ class SnapshotTable:
     @property
     def node(self) -> str:
         """The name of the core whose store this is."""
-        return ""
+        return self._store.node
 
     def reaches(self, record: SnapshotRecord) -> bool:
         """Whether this core can do anything with a copy. What a file holds is its own, as with sandboxes."""
-        return record.core in {"", self.node}
+        return not self._store.shared or record.core in {"", self.node}
 
     async def add(self, record: SnapshotRecord) -> None:
         async with self._store.transaction() as connection:
