@@ -97,6 +97,9 @@ def _of_serve(command: _Command) -> _Command:
             click.option("--host", help="Address to listen on (127.0.0.1)."),
             click.option("--port", type=int, help="Port to listen on (8700); 0 takes a free one."),
             click.option("--backend", help="Backend that makes the sandboxes (process)."),
+            click.option(
+                "--profile", metavar="NAME", help="Plugin that makes the gateway behave in another way (none)."
+            ),
             click.option("--isolation", metavar="LEVEL", help="Isolation of the process backend: bubblewrap, none."),
             click.option("--workers", type=int, help="Processes that speak HTTP (1)."),
             click.option("--on-exit", type=click.Choice(["keep", "kill"]), help="What becomes of sandboxes (keep)."),
@@ -105,7 +108,9 @@ def _of_serve(command: _Command) -> _Command:
             click.option("--traces", type=click.Choice(["none", "otlp"]), help="Where traces go (none)."),
             click.option("--domain", help="Domain below which ports of sandboxes are reached."),
             click.option("--grpc-listen", metavar="ADDRESS", help="More gRPC addresses of the core, no TLS (none)."),
-            click.option("--core-address", metavar="ADDRESS", help="Where other gateways' cores reach this one's (none)."),
+            click.option(
+                "--core-address", metavar="ADDRESS", help="Where other gateways' cores reach this one's (none)."
+            ),
             click.option("--core-lease", metavar="SECONDS", help="Silence that other cores take for death (15)."),
             click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Form of the log (auto)."),
             click.option(
@@ -117,17 +122,22 @@ def _of_serve(command: _Command) -> _Command:
     return _of_gateway(command)
 
 
-def _configuration(config: Path | None, **flags: object) -> Configuration:
+def _configuration(config: Path | None, *, as_served: bool = False, **flags: object) -> Configuration:
+    """``as_served``: with what the gateway's plugins want where nobody says otherwise, for which they are loaded."""
     from sandgate.config import load
 
-    return load(flags, config=config)
+    if not as_served:
+        return load(flags, config=config)
+    from sandgate.plugins import defaults_of
+
+    return load(flags, config=config, defaults=defaults_of)
 
 
 @cli.command()
 @_of_serve
 def serve(config: Path | None, **flags: object) -> None:
     """Run a gateway until Ctrl-C or SIGTERM."""
-    configuration = _configuration(config, **flags)
+    configuration = _configuration(config, as_served=True, **flags)
     from sandgate.serve import run
 
     run(configuration)
@@ -137,7 +147,7 @@ def serve(config: Path | None, **flags: object) -> None:
 @_of_serve
 def doctor(config: Path | None, **flags: object) -> None:
     """Check this machine and say how to mend what is missing."""
-    configuration = _configuration(config, **flags)
+    configuration = _configuration(config, as_served=True, **flags)
     from sandgate.doctor import examine
 
     sys.exit(0 if examine(configuration) else _OPERATIONAL)
@@ -467,3 +477,39 @@ def kill_sandboxes(config: Path | None, state_dir: str | None, sandbox_ids: tupl
     from sandgate import sandboxes as commands
 
     commands.kill(_configuration(config, state_dir=state_dir).settings.state_dir, sandbox_ids)
+
+
+@cli.group()
+def plugin() -> None:
+    """Plugins that are installed here, and the beginning of a new one."""
+
+
+@plugin.command("list")
+@_as_json
+def list_plugins(as_json: bool) -> None:
+    """List the installed plugins: what each offers, and why it cannot be used if it cannot."""
+    from sandgate.plugins import show_all
+
+    show_all(as_json=as_json)
+
+
+@plugin.command("check")
+@click.argument("name", metavar="NAME")
+def check_plugin(name: str) -> None:
+    """Check that a plugin can be used: its version of the API, its import, its hooks and backends.
+
+    NAME is its entry point's or its distribution's. The exit status is 1 when anything is wrong.
+    """
+    from sandgate.plugins import check
+
+    sys.exit(0 if check(name) else _OPERATIONAL)
+
+
+@plugin.command("new")
+@click.argument("name", metavar="NAME")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to write it (./sandgate-plugin-NAME).")
+def new_plugin(name: str, folder: Path | None) -> None:
+    """Write a backend of your own to begin with: one that works, its tests and its README."""
+    from sandgate.skeleton import write
+
+    write(name, folder)

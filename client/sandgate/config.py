@@ -12,12 +12,12 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from sandgate_errors import InvalidArgument
@@ -82,6 +82,12 @@ def _grpc_target(text: str) -> str:
     return f"{host or '127.0.0.1'}:{port}"
 
 
+def _plugin_tables(value: object) -> object:
+    # Most plugins take no settings: their names are enough, and the environment has nothing but names.
+    value = _comma_list(value)
+    return {name: {} for name in value} if isinstance(value, list | tuple) else value
+
+
 Number = Annotated[int, BeforeValidator(_no_bool)]
 
 
@@ -99,6 +105,13 @@ class Settings(BaseModel):
     backend: str = Field("process", min_length=1, description="backend that makes the sandboxes")
     backends: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="one table for each backend, as its own page describes it"
+    )
+    plugins: Annotated[dict[str, dict[str, Any]], BeforeValidator(_plugin_tables)] = Field(
+        default_factory=dict,
+        description="plugins whose policy holds: their names, or one table for each, in this order",
+    )
+    profile: str | None = Field(
+        None, min_length=1, description="a plugin that makes the whole gateway behave in another way"
     )
     workers: Number = Field(1, ge=1, le=64, description="processes that speak HTTP")
     on_exit: Literal["keep", "kill"] = Field("keep", description="what becomes of the sandboxes when the gateway stops")
@@ -167,6 +180,14 @@ class Settings(BaseModel):
     def _core_target(cls, value: str | None) -> str | None:
         return None if value is None else _grpc_target(value)
 
+    @model_validator(mode="after")
+    def _profile_first(self) -> Self:
+        # A profile is a plugin like any other, asked before those that build on it.
+        if self.profile is not None and next(iter(self.plugins), None) != self.profile:
+            table = self.plugins.get(self.profile, {})
+            object.__setattr__(self, "plugins", {self.profile: table, **self.plugins})
+        return self
+
     @field_validator("grpc_listen")
     @classmethod
     def _grpc_targets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -213,10 +234,15 @@ class _Layer:
 
 
 def load(
-    flags: Mapping[str, object], *, environment: Mapping[str, str] | None = None, config: Path | None = None
+    flags: Mapping[str, object],
+    *,
+    environment: Mapping[str, str] | None = None,
+    config: Path | None = None,
+    defaults: Callable[[Iterable[str]], Mapping[str, object]] | None = None,
 ) -> Configuration:
     """The configuration of one command. ``flags`` holds those that were given, by key; None counts as not given.
 
+    ``defaults``: what the plugins of these names want where nobody says otherwise; for commands that need to know.
     Raises InvalidArgument with one line that names the place of the mistake.
     """
     env = _set_variables(os.environ if environment is None else environment)
@@ -229,6 +255,10 @@ def load(
         _Layer(values=given, called={key: _flag(key) for key in given}),
     ]
     settings = _validate(layers)
+    if defaults is not None and settings.plugins:
+        wanted = defaults(settings.plugins)
+        lowest = _Layer(values=wanted, called={key: f"a plugin's default for '{key}'" for key in wanted})
+        settings = _validate([lowest, *layers])
     if isolation is not None:
         settings = _with_isolation(settings, *isolation)
     return Configuration(

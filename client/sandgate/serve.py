@@ -75,6 +75,7 @@ class _Plan:
             "lease": s.core_lease,
             "default_backend": s.backend,
             "backends": {s.backend: {}, **s.backends},
+            "plugins": s.plugins,
             "internal_token": self.internal_token,
             "seed": self.seed,
             "first_key": first_key,
@@ -104,6 +105,7 @@ class _Plan:
             "max_upload_files": self.settings.max_upload_files,
             "max_list_depth": self.settings.max_list_depth,
             "max_list_entries": self.settings.max_list_entries,
+            "plugins": self.settings.plugins,
             "log_level": self.settings.log_level,
         }
 

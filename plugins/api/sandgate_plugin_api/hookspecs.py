@@ -11,7 +11,7 @@ A plugin marks its implementations with :data:`hookimpl`, in a module or on the 
 An implementation may leave out arguments that it does not need; a hook of a name that is not here is refused at start.
 
 ``sandgate_register_backends`` is called for a plugin that offers a configured backend. All others are **policy**: only
-plugins that the operator names (``plugins`` in the configuration, ``--plugin``, ``--profile``) are asked, in the order in
+plugins that the operator names (``plugins`` in the configuration, ``--profile``) are asked, in the order in
 which they are named, so that installing a distribution never changes what a gateway does.
 
 Rules of policy hooks, for all of them unless said otherwise:
