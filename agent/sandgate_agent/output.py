@@ -87,8 +87,15 @@ def output_pipe() -> tuple[int, int]:
 class Output:
     """Owns the reading ends of one process's streams."""
 
-    def __init__(self, sources: Mapping[Stream, int], *, on_stall: Callable[[], None] | None = None) -> None:
-        """``on_stall`` makes it strict, and is called once when nobody has read for too long."""
+    def __init__(
+        self,
+        sources: Mapping[Stream, int],
+        *,
+        on_stall: Callable[[], None] | None = None,
+        tap: Callable[[Stream, bytes], None] | None = None,
+    ) -> None:
+        """``on_stall`` makes it strict, and is called once when nobody has read for too long; ``tap`` sees every piece."""
+        self._tap = tap
         self._open = dict(sources)
         self._on_end: Callable[[], None] = lambda: None
         self._on_stall = on_stall
@@ -215,6 +222,8 @@ class Output:
         piece = Piece(self.next_seq, stream, data)
         self.next_seq += 1
         self._retained.append(piece)
+        if self._tap is not None:
+            self._tap(stream, data)
         for follower in self._followers:
             follower.put(piece)
         self._forget_old()

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from sandgate_agent.accounts import Account
 from sandgate_agent.countdown import Countdown
 from sandgate_agent.family import MARKS, Families, Family
+from sandgate_agent.journal import Journal, Recorder
 from sandgate_agent.launcher import Child, Launcher, Program
 from sandgate_agent.output import Follower, Output, Piece, Stream, output_pipe
 from sandgate_agent.pty import Size, Terminal
@@ -199,13 +200,19 @@ class Process:
         stdin: Stdin | None,
         terminal: Terminal | None,
         on_end: Callable[[Process, End], None],
+        recorder: Recorder | None = None,
     ) -> None:
         """``on_end`` is called in the moment of the end: who attaches after it must not find a live process (A8)."""
         self.command = command
         self.pid = child.pid
         #: Drawn for this process alone; pids come round again.
         self.incarnation = int.from_bytes(os.urandom(8), "big") or 1
-        self.output = Output(sources, on_stall=self._give_up if command.strict_output else None)
+        self._recorder = recorder
+        self.output = Output(
+            sources,
+            on_stall=self._give_up if command.strict_output else None,
+            tap=None if recorder is None else recorder.write,
+        )
         #: None when the program reads the null device.
         self.stdin = stdin
         self.terminal = terminal
@@ -247,6 +254,8 @@ class Process:
         if self._limit is not None:
             self._limit.cancel()
         self.output.finish(self._failure_for)
+        if self._recorder is not None:
+            self._recorder.end()
         if self.stdin is not None:
             self.stdin.close()
         if self.terminal is not None:
@@ -431,8 +440,9 @@ class _Ends:
 class Processes:
     """The table."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, journal: Journal) -> None:
         self._launcher = launcher
+        self._journal = journal
         self._live: dict[int, Process] = {}
         self._ends = _Ends()
         # Starts outlive the call that asked for them, see the module's docstring.
@@ -540,6 +550,7 @@ class Processes:
             stdin=streams.stdin,
             terminal=streams.terminal,
             on_end=self._retire,
+            recorder=self._journal.recorder(pid=child.pid, tag=command.tag),
         )
         self._ends.drop(pid=process.pid, tag=command.tag)
         self._live[process.pid] = process

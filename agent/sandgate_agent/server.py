@@ -18,6 +18,7 @@ from sandgate_agent.accounts import Accounts
 from sandgate_agent.calls import generic_handler
 from sandgate_agent.elevation import Elevation
 from sandgate_agent.health import Health
+from sandgate_agent.journal import Journal
 from sandgate_agent.launcher import Launcher
 from sandgate_agent.listeners import Listeners
 from sandgate_agent.orphans import reap_as_first_process
@@ -65,7 +66,8 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     launcher = Launcher(
         control, root_spawner, switches_users=accounts.owns_files, on_root_lost=lambda: _finish(stop, 1)
     )
-    processes = Processes(launcher)
+    journal = Journal()
+    processes = Processes(launcher, journal)
     elevation = _open_elevation(settings, accounts, launcher)
     sandbox = Sandbox(
         accounts, system_files=settings.system_files, programs=elevation.programs if elevation is not None else None
@@ -75,7 +77,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     services = (
         ProcessService(processes, sandbox),
         FilesystemService(sandbox, watchers),
-        AgentService(sandbox, tunnels, launcher.warm),
+        AgentService(sandbox, tunnels, journal, launcher.warm),
     )
     health = Health(frozenset(service.name for service in services))
     server = grpc.aio.server(options=_OPTIONS)

@@ -155,6 +155,9 @@ class Settings(BaseModel):
     metrics_listen: str | None = Field(
         None, description="where the core shows metrics for Prometheus, `port` or `host:port`"
     )
+    log_commands: Literal["none", "tagged", "all"] = Field(
+        "none", description="of which commands the output is kept in the logs of their sandbox"
+    )
     traces: Literal["none", "otlp"] = Field(
         "none", description="where traces go: `none`, or `otlp` to a collector that the variables `OTEL_*` name"
     )

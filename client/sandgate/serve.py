@@ -87,6 +87,7 @@ class _Plan:
             "metrics_listen": s.metrics_listen,
             "audit_days": s.audit_days,
             "traces": s.traces,
+            "log_commands": s.log_commands,
             "log_level": s.log_level,
         }
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import grpc
 import structlog
@@ -24,7 +25,10 @@ from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 from sandgate_tracing import Tracing
 
-__all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents"]
+__all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents", "LogCommands"]
+
+#: Of which commands agents keep lines.
+LogCommands: TypeAlias = Literal["none", "tagged", "all"]
 
 AGENT_TOKEN = "agent-token"  # noqa: S105 - the name of a metadata key
 #: Of one message, either way. Pieces of files and output are far smaller; a single input may be large.
@@ -43,6 +47,11 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+_LOG_COMMANDS: Mapping[LogCommands, agent_pb2.LogCommands.ValueType] = {
+    "none": agent_pb2.LOG_COMMANDS_NONE,
+    "tagged": agent_pb2.LOG_COMMANDS_TAGGED,
+    "all": agent_pb2.LOG_COMMANDS_ALL,
+}
 _log = structlog.get_logger(__name__)
 
 
@@ -57,8 +66,11 @@ class _Shared:
 class Agents:
     """The channels, by target."""
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def __init__(self, tracing: Tracing | None = None, *, log_commands: LogCommands = "none") -> None:
         self._tracing = tracing
+        self._log_commands = _LOG_COMMANDS[log_commands]
+        #: Called with each agent that has been told whose it is.
+        self.on_init: Callable[[str, AgentAddress], None] | None = None
         # Oldest use first.
         self._by_target: OrderedDict[str, _Shared] = OrderedDict()
 
@@ -100,6 +112,7 @@ class Agents:
             envs=record.envs,
             default_user=record.setup.default_user,
             default_workdir=record.setup.workdir,
+            log_commands=self._log_commands,
         )
         async with self.channel(address.target) as channel:
             stub = agent_pb2_grpc.AgentStub(channel)
@@ -117,6 +130,8 @@ class Agents:
             except grpc.aio.AioRpcError as error:
                 _log.error("an agent refused Init", sandbox=record.id, code=error.code().name, details=error.details())
                 raise Internal("the sandbox could not be started: its agent does not answer") from error
+        if self.on_init is not None:
+            self.on_init(record.id, address)
 
     async def answers(self, address: AgentAddress, *, patience: float) -> bool:
         """Whether the agent does its work, shown by a small piece of it."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -275,6 +275,10 @@ class Sandboxes:
         if live.agent is None:
             raise SandboxUnreachable("the sandbox is there, but its agent does not answer")
         return live.record, live.agent
+
+    def awake(self) -> Iterator[tuple[str, AgentAddress]]:
+        """The sandboxes whose agents answer."""
+        return ((live.record.id, live.agent) for live in self._table if live.agent and live.record.state in _AWAKE)
 
     def at_hand(self, sandbox_id: str, caller: Caller) -> tuple[SandboxRecord, AgentAddress] | None:
         """What :meth:`locate` would say, if that needs neither a backend nor an explanation."""

@@ -11,6 +11,7 @@ __all__ = [
     "HEAD",
     "api_keys",
     "audit",
+    "command_logs",
     "cores",
     "create_rates",
     "measurements",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 #: The newest revision in ``migrations/versions``: a database that has it is opened without loading alembic.
-HEAD = "0006"
+HEAD = "0007"
 
 metadata = sa.MetaData()
 
@@ -127,6 +128,21 @@ measurements = sa.Table(
     sa.Column("sandbox_id", sa.String(64), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("at", sa.BigInteger, primary_key=True),
     sa.Column("samples", sa.LargeBinary, nullable=False),
+)
+
+#: What commands wrote, where that is kept: lines packed by :mod:`sandgate_core.command_log_table`, numbered for each sandbox.
+command_logs = sa.Table(
+    "command_logs",
+    metadata,
+    sa.Column("sandbox_id", sa.String(64), sa.ForeignKey("sandboxes.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True),
+    sa.Column("first_at", sa.BigInteger, nullable=False),
+    sa.Column("last_at", sa.BigInteger, nullable=False),
+    sa.Column("journal", sa.BigInteger, nullable=False),
+    sa.Column("last_line", sa.BigInteger, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("lines", sa.LargeBinary, nullable=False),
+    sa.Index("command_logs_by_time", "last_at"),
 )
 
 api_keys = sa.Table(

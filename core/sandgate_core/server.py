@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from sandgate_api.core.v1 import (
     audit_pb2_grpc,
     edges_pb2_grpc,
     keys_pb2_grpc,
+    logs_pb2_grpc,
     peers_pb2_grpc,
     sandboxes_pb2_grpc,
     teams_pb2_grpc,
@@ -31,6 +32,8 @@ from sandgate_core.agents import MAX_MESSAGE_BYTES, Agents
 from sandgate_core.audit import Audit
 from sandgate_core.callers import DEFAULT_OWNER, Callers
 from sandgate_core.chores import Pause, running
+from sandgate_core.command_log_table import CommandLogTable
+from sandgate_core.command_logs import CommandLogs
 from sandgate_core.edges import Edges
 from sandgate_core.interception import Interceptor
 from sandgate_core.keys import Keys
@@ -43,6 +46,7 @@ from sandgate_core.services import (
     AuditService,
     EdgeService,
     KeyService,
+    LogService,
     PeerService,
     Relay,
     SandboxService,
@@ -101,6 +105,7 @@ class _Records:
     telemetry: Telemetry
     edges: Edges
     tracing: Tracing | None
+    logs: CommandLogs
 
 
 @asynccontextmanager
@@ -142,16 +147,17 @@ async def _run(
         _ended(tracing),
         keys.noting_use(),
         audit.writing(),
-        _agents(tracing) as agents,
+        _agents(tracing, settings) as agents,
         opened_policy(
             settings.plugins, backends=backends, default=settings.default_backend, state_dir=settings.state_dir
         ) as policy,
         _sandboxes(settings, store, teams, backends, agents, sharing, policy) as sandboxes,
+        _command_logs(settings, store, agents, sandboxes) as logs,
         telemetry.served(settings.metrics_listen, sandboxes.counts, edges),
         _served(
             settings,
             sandboxes,
-            _Records(keys, teams, audit, telemetry, edges, tracing),
+            _Records(keys, teams, audit, telemetry, edges, tracing, logs),
             tokens=tokens,
             agents=agents,
             sharing=sharing,
@@ -190,12 +196,21 @@ async def _ended(tracing: Tracing | None) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _agents(tracing: Tracing | None) -> AsyncIterator[Agents]:
-    agents = Agents(tracing)
+async def _agents(tracing: Tracing | None, settings: Settings) -> AsyncIterator[Agents]:
+    agents = Agents(tracing, log_commands=settings.log_commands)
     try:
         yield agents
     finally:
         await agents.close()
+
+
+@asynccontextmanager
+async def _command_logs(
+    settings: Settings, store: Store, agents: Agents, sandboxes: Sandboxes
+) -> AsyncIterator[CommandLogs]:
+    logs = CommandLogs(CommandLogTable(store), agents)
+    async with logs.forgetting(), nullcontext() if settings.log_commands == "none" else logs.following(sandboxes.awake):
+        yield logs
 
 
 @asynccontextmanager
@@ -287,6 +302,7 @@ async def _served(
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyService(records.keys), server)
     teams_pb2_grpc.add_TeamServiceServicer_to_server(TeamService(records.teams), server)
     audit_pb2_grpc.add_AuditServiceServicer_to_server(AuditService(records.audit), server)
+    logs_pb2_grpc.add_LogServiceServicer_to_server(LogService(sandboxes, records.logs), server)
     edges_pb2_grpc.add_EdgeServiceServicer_to_server(EdgeService(records.edges), server)
     peers_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lambda: _refresh(records.keys, records.teams)), server)
     server.add_generic_rpc_handlers((Relay(sandboxes, agents, records.tracing),))

@@ -54,6 +54,8 @@ class Settings(BaseModel):
     metrics_listen: str | None = Field(default=None, pattern=r"^\S+:[0-9]{1,5}$")
     #: How long entries of the audit are kept.
     audit_days: int = Field(default=30, ge=1, le=3650)
+    #: Of which commands the lines that they write are kept.
+    log_commands: Literal["none", "tagged", "all"] = "none"
     #: Where spans of calls go; see ``sandgate_tracing``.
     traces: Literal["none", "otlp"] = "none"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

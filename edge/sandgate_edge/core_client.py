@@ -22,6 +22,8 @@ from sandgate_api.core.v1 import (
     edges_pb2_grpc,
     keys_pb2,
     keys_pb2_grpc,
+    logs_pb2,
+    logs_pb2_grpc,
     sandboxes_pb2,
     sandboxes_pb2_grpc,
     teams_pb2,
@@ -104,6 +106,7 @@ class CoreClient:
         )
         self._keys: keys_pb2_grpc.KeyServiceAsyncStub = keys_pb2_grpc.KeyServiceStub(self._channel)
         self._teams: teams_pb2_grpc.TeamServiceAsyncStub = teams_pb2_grpc.TeamServiceStub(self._channel)
+        self._logs: logs_pb2_grpc.LogServiceAsyncStub = logs_pb2_grpc.LogServiceStub(self._channel)
         self._edges: edges_pb2_grpc.EdgeServiceAsyncStub = edges_pb2_grpc.EdgeServiceStub(self._channel)
         self._internal_token = internal_token
         self._locations = Locations(self._begin_locations)
@@ -211,9 +214,10 @@ class CoreClient:
     ) -> sandboxes_pb2.GetMetricsResponse:
         return await self._read(self._sandboxes.GetMetrics, request, _on_behalf(api_key, request_id))
 
-    async def events(self, sandbox_id: str, *, api_key: str, request_id: str) -> sandboxes_pb2.GetEventsResponse:
-        request = sandboxes_pb2.GetEventsRequest(id=sandbox_id)
-        return await self._read(self._sandboxes.GetEvents, request, _on_behalf(api_key, request_id))
+    async def logs(
+        self, request: logs_pb2.GetLogsRequest, *, api_key: str, request_id: str
+    ) -> logs_pb2.GetLogsResponse:
+        return await self._read(self._logs.GetLogs, request, _on_behalf(api_key, request_id))
 
     async def list_teams(self, admin: Admin) -> Sequence[teams_pb2.Team]:
         return (await self._read(self._teams.ListTeams, teams_pb2.ListTeamsRequest(), admin.metadata)).teams

@@ -30,11 +30,14 @@ from sandgate_api.core.v1 import (
     edges_pb2_grpc,
     keys_pb2,
     keys_pb2_grpc,
+    logs_pb2,
+    logs_pb2_grpc,
     sandboxes_pb2,
     sandboxes_pb2_grpc,
     teams_pb2,
     teams_pb2_grpc,
 )
+from sandgate_core import clock
 from sandgate_core.agents import Agents
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.server import run_core
@@ -73,6 +76,11 @@ class Agent(agent_pb2_grpc.AgentServicer, grpc.GenericRpcHandler):
         #: Whether it gives no answer to small questions.
         self.hangs = False
         self.initialized: Callable[[], Awaitable[None]] | None = None
+        self.journal = secrets.randbits(32) + 1
+        self.lines: list[agent_pb2.CommandLine] = []
+        self.written = asyncio.Condition()
+        #: What each caller of FollowLogs said that it knows.
+        self.followed: list[tuple[int, int]] = []
 
     async def Init(self, request, context):
         if dict(context.invocation_metadata()).get("agent-token") != self.token:
@@ -86,6 +94,25 @@ class Agent(agent_pb2_grpc.AgentServicer, grpc.GenericRpcHandler):
         if self.hangs:
             await asyncio.Event().wait()
         return agent_pb2.MetricsResponse(cpu_count=2, cpu_used_pct=float("nan"), mem_total=10, mem_used=5)
+
+    async def write(self, *texts, pid=7, tag="", stream=agent_pb2.CommandLine.STREAM_STDOUT, at=None):
+        """Lines of a command."""
+        for text in texts:
+            line = agent_pb2.CommandLine(number=len(self.lines) + 1, pid=pid, tag=tag, stream=stream, text=text)
+            line.time.FromMicroseconds(clock.now() if at is None else at)
+            self.lines.append(line)
+        async with self.written:
+            self.written.notify_all()
+
+    async def FollowLogs(self, request, context):
+        self.followed.append((request.journal, request.after))
+        after = request.after if request.journal == self.journal else 0
+        while True:
+            async with self.written:
+                await self.written.wait_for(lambda: len(self.lines) > after)  # noqa: B023
+            fresh = self.lines[after:]
+            after += len(fresh)
+            yield agent_pb2.FollowLogsResponse(journal=self.journal, lines=fresh)
 
     def service(self, details):
         """Methods of envd.v1.Test, as bytes: Echo, Fail, Hang, Count, Sink."""
@@ -269,12 +296,13 @@ class Client:
         self._keys = keys_pb2_grpc.KeyServiceStub(self.channel)
         self._teams = teams_pb2_grpc.TeamServiceStub(self.channel)
         self._audit = audit_pb2_grpc.AuditServiceStub(self.channel)
+        self._logs = logs_pb2_grpc.LogServiceStub(self.channel)
         self._edges = edges_pb2_grpc.EdgeServiceStub(self.channel)
 
     async def call(self, method: str, request: Any = None, **fields: Any) -> Any:
         stub = next(
             stub
-            for stub in (self._keys, self._teams, self._audit, self._edges, self._sandboxes)
+            for stub in (self._keys, self._teams, self._audit, self._edges, self._logs, self._sandboxes)
             if hasattr(stub, method)
         )
         request = request or getattr(_messages_of(stub), f"{method}Request")(**fields)
@@ -297,6 +325,7 @@ def _messages_of(stub: Any) -> Any:
         teams_pb2_grpc.TeamServiceStub: teams_pb2,
         audit_pb2_grpc.AuditServiceStub: audit_pb2,
         edges_pb2_grpc.EdgeServiceStub: edges_pb2,
+        logs_pb2_grpc.LogServiceStub: logs_pb2,
     }.get(type(stub), sandboxes_pb2)
 
 

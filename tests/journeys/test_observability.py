@@ -330,3 +330,65 @@ def test_nothing_of_traces_is_loaded_while_they_are_off() -> None:
     program = "import sys, sandgate_edge.app, sandgate_core.server, sandgate.serve; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert [name for name in done.stdout.split() if name.startswith("opentelemetry")] == []
+
+
+def test_what_commands_write_is_in_their_sandboxs_logs_over_pause_restart_and_end(
+    make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gateway, "_environment", with_variable("SANDGATE_LOG_COMMANDS", "tagged"))
+    gateway = make_gateway(on_exit="keep")
+    gateway.start()
+    sandbox = gateway.create_sandbox()
+    name = sandbox["sandboxID"]
+
+    def say(text: str, tag: str | None = "job") -> None:
+        process = {"process": {"cmd": "/bin/sh", "args": ["-c", f"echo {text}; echo {text}! >&2"]}, "tag": tag}
+        answer = gateway.call(
+            "POST", "/process.Process/Start", pack(0, json.dumps(process).encode()),
+            headers=to_agent(sandbox, **{"Content-Type": "application/connect+json"}),
+        )  # fmt: skip
+        assert answer.status == 200
+
+    def written() -> set[str]:
+        lines = gateway.rest("GET", f"/v2/sandboxes/{name}/logs?search=wrote").json()["logs"]
+        assert {line["fields"]["logger"] for line in lines} <= {"process"}
+        return {line["message"] for line in lines}
+
+    say("wrote-secretly", tag=None)
+    say("wrote-one")
+    expected = {"wrote-one", "wrote-one!"}
+    wait_until(lambda: written() == expected)
+    assert gateway.rest("POST", f"/sandboxes/{name}/pause", {"memory": False}).status == 204
+    assert written() == expected
+    assert gateway.rest("POST", f"/sandboxes/{name}/connect", {"timeout": 300}).status in {200, 201}
+    say("wrote-two")
+    expected |= {"wrote-two", "wrote-two!"}
+    wait_until(lambda: written() == expected)
+    gateway.wait_for_new_core(gateway.kill_core())
+    say("wrote-three")
+    expected |= {"wrote-three", "wrote-three!"}
+    wait_until(lambda: written() == expected)
+
+    # As the command line of E2B reads it: JSON within JSON, from a time on.
+    older = gateway.rest("GET", f"/sandboxes/{name}/logs?limit=1000").json()["logs"]
+    lines = [json.loads(line["line"]) for line in older]
+    assert {"level", "logger"} <= set.intersection(*map(set, lines))
+    levels = {line["message"]: line["level"] for line in lines}
+    assert (levels["wrote-two"], levels["wrote-two!"]) == ("info", "warn")
+    newest = gateway.rest("GET", f"/v2/sandboxes/{name}/logs?direction=backward&limit=1&level=warn").json()["logs"]
+    assert [line["message"] for line in newest] == ["wrote-three!"]
+    assert newest[0]["fields"]["tag"] == "job"
+    assert newest[0]["fields"]["stream"] == "stderr"
+
+    assert gateway.rest("DELETE", f"/sandboxes/{name}").status == 204
+    assert written() == expected
+    gateway.stop()
+    assert gateway.remains() == []
+
+
+def with_variable(name: str, value: str) -> Callable[[Gateway], dict[str, str]]:
+    def environment(self: Gateway) -> dict[str, str]:
+        kept = {key: text for key, text in os.environ.items() if not key.startswith(("SANDGATE_", "E2B_"))}
+        return {**kept, name: value}
+
+    return environment

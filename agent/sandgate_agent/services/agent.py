@@ -1,17 +1,20 @@
-"""``agent.v1.Agent``: who the sandbox is, content of files, measurements, tunnels to its ports."""
+"""``agent.v1.Agent``: who the sandbox is, content of files, measurements, lines that commands wrote, tunnels to its ports."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import sandgate_agent
 from sandgate_agent.accounts import Account, OwnerNames
 from sandgate_agent.calls import BothStreams, Call, ClientStream, Method, ServerStream, Unary
 from sandgate_agent.content import Reader, Writer, begin_to_write
+from sandgate_agent.journal import Journal, Line, LogCommands
 from sandgate_agent.metrics import Meter
+from sandgate_agent.output import Stream
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Identity, Sandbox
 from sandgate_agent.services.filesystem import entry_info, timestamp
@@ -23,15 +26,21 @@ __all__ = ["AgentService"]
 
 _File = TypeVar("_File", Reader, Writer)
 
+_KEEPS: Mapping[int, LogCommands] = {
+    pb.LOG_COMMANDS_TAGGED: LogCommands.TAGGED,
+    pb.LOG_COMMANDS_ALL: LogCommands.ALL,
+}
+
 
 class AgentService:
     """Handlers of the agent's own service."""
 
     name = "sandgate_api.agent.v1.Agent"
 
-    def __init__(self, sandbox: Sandbox, tunnels: Tunnels, warm: Callable[[Account], None]) -> None:
+    def __init__(self, sandbox: Sandbox, tunnels: Tunnels, journal: Journal, warm: Callable[[Account], None]) -> None:
         self._sandbox = sandbox
         self._tunnels = tunnels
+        self._journal = journal
         self._warm = warm
         self._meter = Meter()
 
@@ -41,6 +50,7 @@ class AgentService:
             "ReadFile": ServerStream(pb.ReadFileRequest, self.read_file),
             "WriteFile": ClientStream(pb.WriteFileRequest, self.write_file),
             "Metrics": Unary(pb.MetricsRequest, self.metrics),
+            "FollowLogs": ServerStream(pb.FollowLogsRequest, self.follow_logs),
             "Dial": BothStreams(pb.DialRequest, self.dial),
         }
 
@@ -55,6 +65,7 @@ class AgentService:
             default_user=request.default_user or "user",
             default_workdir=request.default_workdir,
         )
+        self._journal.keeps = _KEEPS.get(request.log_commands, LogCommands.NONE)
         self._sandbox.init(identity)
         self._warm_default()
         return pb.InitResponse(agent_version=sandgate_agent.__version__)
@@ -119,6 +130,13 @@ class AgentService:
             except BaseExceptionGroup as failed:
                 # When one side fails, the other was only cancelled.
                 raise failed.exceptions[0] from None
+
+    async def follow_logs(self, request: pb.FollowLogsRequest, call: Call) -> None:
+        journal = self._journal
+        after = request.after if request.journal == journal.id else 0
+        async with aclosing(journal.follow(after)) as batches:
+            async for batch in batches:
+                await call.send(pb.FollowLogsResponse(journal=journal.id, lines=map(_line, batch)))
 
     def _warm_default(self) -> None:
         try:
@@ -217,3 +235,21 @@ def _header(reader: Reader) -> pb.ReadFileResponse.Header:
         size=reader.size,
         modified_time=timestamp(reader.modified_ns),
     )
+
+
+def _line(line: Line) -> pb.CommandLine:
+    return pb.CommandLine(
+        number=line.number,
+        time=timestamp(line.at),
+        pid=line.pid,
+        tag=line.tag,
+        stream=pb.CommandLine.STREAM_UNSPECIFIED if line.stream is None else _STREAMS[line.stream],
+        text=line.text,
+    )
+
+
+_STREAMS = {
+    Stream.STDOUT: pb.CommandLine.STREAM_STDOUT,
+    Stream.STDERR: pb.CommandLine.STREAM_STDERR,
+    Stream.PTY: pb.CommandLine.STREAM_PTY,
+}

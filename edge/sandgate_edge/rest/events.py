@@ -1,6 +1,7 @@
-"""What happened to a sandbox, in the form of logs: ``GET /sandboxes/{id}/logs`` and its second version (``rest.md`` 4.5).
+"""What happened in a sandbox: ``GET /sandboxes/{id}/logs`` and its second version (``rest.md`` 4.5).
 
-These are the changes of the sandbox's state. What commands write goes to those who follow them and is not kept here.
+Lines are the changes of the sandbox's state and, where the gateway keeps it, what its commands wrote. A client pages by
+the time of the last line, in milliseconds; the core sees to it that no page lies within one.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from aiohttp import web
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sandgate_api.core.v1 import sandboxes_pb2
+from sandgate_api.core.v1 import logs_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
 from sandgate_edge.rest.credentials import api_key_of, key_first
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
@@ -30,44 +31,16 @@ Level: TypeAlias = Literal["debug", "info", "warn", "error"]
 
 _MOST = 1000
 _NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
-_LEVELS: tuple[Level, ...] = ("debug", "info", "warn", "error")
+_LEVELS: dict[Level, logs_pb2.LogLevel.ValueType] = {
+    "debug": logs_pb2.LOG_LEVEL_DEBUG,
+    "info": logs_pb2.LOG_LEVEL_INFO,
+    "warn": logs_pb2.LOG_LEVEL_WARN,
+    "error": logs_pb2.LOG_LEVEL_ERROR,
+}
+_LEVEL_NAMES = {number: name for name, number in _LEVELS.items()}
 _DIRECTIONS = frozenset({"forward", "backward"})
-# The command line shows it in front of each line.
-_LOGGER = "sandgate"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    time: Timestamp
-    level: Level
-    message: str
-    fields: dict[str, str]
-
-    @classmethod
-    def of(cls, event: sandboxes_pb2.SandboxEvent) -> _Entry:
-        return cls(
-            time=event.time,
-            level="error" if event.to_state == "failed" else "info",
-            message=f"the sandbox is {event.to_state}: {event.note}",
-            fields={"logger": _LOGGER, "from": event.from_state, "to": event.to_state, "reason": event.note},
-        )
-
-    @property
-    def milliseconds(self) -> int:
-        return self.time.seconds * 1000 + self.time.nanos // 1_000_000
-
-    def view(self) -> JsonObject:
-        return {
-            "timestamp": timestamp_text(self.time),
-            "message": self.message,
-            "level": self.level,
-            "fields": self.fields,
-        }
-
-    def line(self) -> JsonObject:
-        """The older form: JSON text within JSON."""
-        text = {"timestamp": timestamp_text(self.time), "level": self.level, "message": self.message, **self.fields}
-        return {"timestamp": timestamp_text(self.time), "line": json.dumps(text)}
+#: The last millisecond that a timestamp can say.
+_LAST_MILLISECOND = int(datetime.max.replace(tzinfo=UTC).timestamp()) * 1000 + 999
 
 
 @routes.get("/sandboxes/{id}/logs", allow_head=False)
@@ -75,10 +48,10 @@ class _Entry:
 async def logs_v1(request: web.Request) -> web.Response:
     """From ``start`` (milliseconds) on, oldest first, at most ``limit``."""
     query = query_of(request)
-    start, limit = _number(query, "start") or 0, _limit(query)
-    entries = [entry for entry in await _entries(request) if entry.milliseconds >= start][:limit]
+    since = _from(_number(query, "start"))
+    lines = await _lines(request, logs_pb2.GetLogsRequest(since=since, limit=_limit(query)))
     return web.json_response(
-        {"logs": [entry.line() for entry in entries], "logEntries": [entry.view() for entry in entries]}
+        {"logs": [_older_view(line) for line in lines], "logEntries": [_view(line) for line in lines]}
     )
 
 
@@ -91,24 +64,56 @@ async def logs_v2(request: web.Request) -> web.Response:
     level = _choice(query, "level", _LEVELS, default="debug")
     backward = _choice(query, "direction", _DIRECTIONS, default="forward") == "backward"
     cursor = _number(query, "cursor")
-    search = query.get("search", "")
-    entries = [
-        entry
-        for entry in await _entries(request)
-        if _LEVELS.index(entry.level) >= _LEVELS.index(level)
-        and search in entry.message
-        and (cursor is None or (entry.milliseconds <= cursor if backward else entry.milliseconds >= cursor))
-    ]
-    if backward:
-        entries.reverse()
-    return web.json_response({"logs": [entry.view() for entry in entries[:limit]]})
-
-
-async def _entries(request: web.Request) -> list[_Entry]:
-    answer = await request.app[CORE].events(
-        sandbox_id_in_path(request), api_key=api_key_of(request), request_id=request[REQUEST_ID]
+    message = logs_pb2.GetLogsRequest(
+        since=None if backward else _from(cursor),
+        until=_to(cursor) if backward else None,
+        backward=backward,
+        limit=limit,
+        level=next(number for name, number in _LEVELS.items() if name == level),
+        search=query.get("search", ""),
     )
-    return [_Entry.of(event) for event in answer.events]
+    return web.json_response({"logs": [_view(line) for line in await _lines(request, message)]})
+
+
+async def _lines(request: web.Request, message: logs_pb2.GetLogsRequest) -> Iterable[logs_pb2.LogLine]:
+    message.id = sandbox_id_in_path(request)
+    answer = await request.app[CORE].logs(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    return answer.lines
+
+
+def _view(line: logs_pb2.LogLine) -> JsonObject:
+    return {
+        "timestamp": timestamp_text(line.time),
+        "message": line.message,
+        "level": _LEVEL_NAMES[line.level],
+        "fields": {"logger": line.logger, **line.fields},
+    }
+
+
+def _older_view(line: logs_pb2.LogLine) -> JsonObject:
+    """JSON text within JSON."""
+    text = {
+        "timestamp": timestamp_text(line.time),
+        "level": _LEVEL_NAMES[line.level],
+        "message": line.message,
+        "logger": line.logger,
+        **line.fields,
+    }
+    return {"timestamp": timestamp_text(line.time), "line": json.dumps(text)}
+
+
+def _from(milliseconds: int | None) -> Timestamp | None:
+    return None if milliseconds is None else _timestamp(milliseconds, rest=0)
+
+
+def _to(milliseconds: int | None) -> Timestamp | None:
+    """To the end of that millisecond: what clients were given had parts of it."""
+    return None if milliseconds is None else _timestamp(milliseconds, rest=999_999)
+
+
+def _timestamp(milliseconds: int, *, rest: int) -> Timestamp:
+    seconds, part = divmod(min(milliseconds, _LAST_MILLISECOND), 1000)
+    return Timestamp(seconds=seconds, nanos=part * 1_000_000 + rest)
 
 
 def _limit(query: dict[str, str]) -> int:

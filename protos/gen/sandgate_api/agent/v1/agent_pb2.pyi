@@ -7,6 +7,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sandgate_api.envd.v1.filesystem_pb2
@@ -19,6 +20,29 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _LogCommands:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LogCommandsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LogCommands.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOG_COMMANDS_UNSPECIFIED: _LogCommands.ValueType  # 0
+    """As none."""
+    LOG_COMMANDS_NONE: _LogCommands.ValueType  # 1
+    LOG_COMMANDS_TAGGED: _LogCommands.ValueType  # 2
+    """Those with a tag."""
+    LOG_COMMANDS_ALL: _LogCommands.ValueType  # 3
+
+class LogCommands(_LogCommands, metaclass=_LogCommandsEnumTypeWrapper): ...
+
+LOG_COMMANDS_UNSPECIFIED: LogCommands.ValueType  # 0
+"""As none."""
+LOG_COMMANDS_NONE: LogCommands.ValueType  # 1
+LOG_COMMANDS_TAGGED: LogCommands.ValueType  # 2
+"""Those with a tag."""
+LOG_COMMANDS_ALL: LogCommands.ValueType  # 3
+Global___LogCommands: typing_extensions.TypeAlias = LogCommands
 
 @typing.final
 class InitRequest(google.protobuf.message.Message):
@@ -45,12 +69,15 @@ class InitRequest(google.protobuf.message.Message):
     ENVS_FIELD_NUMBER: builtins.int
     DEFAULT_USER_FIELD_NUMBER: builtins.int
     DEFAULT_WORKDIR_FIELD_NUMBER: builtins.int
+    LOG_COMMANDS_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     template_id: builtins.str
     default_user: builtins.str
     """The acting user where a call names none. Empty: `user`."""
     default_workdir: builtins.str
     """The working directory where a call names none. Empty: the acting user's home."""
+    log_commands: Global___LogCommands.ValueType
+    """Of which commands lines are kept for FollowLogs, those that run already excepted."""
     @property
     def envs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Variables of every command; the agent adds E2B_SANDBOX, E2B_SANDBOX_ID and E2B_TEMPLATE_ID, which win."""
@@ -63,8 +90,9 @@ class InitRequest(google.protobuf.message.Message):
         envs: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         default_user: builtins.str = ...,
         default_workdir: builtins.str = ...,
+        log_commands: Global___LogCommands.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["default_user", b"default_user", "default_workdir", b"default_workdir", "envs", b"envs", "sandbox_id", b"sandbox_id", "template_id", b"template_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["default_user", b"default_user", "default_workdir", b"default_workdir", "envs", b"envs", "log_commands", b"log_commands", "sandbox_id", b"sandbox_id", "template_id", b"template_id"]) -> None: ...
 
 Global___InitRequest: typing_extensions.TypeAlias = InitRequest
 
@@ -359,3 +387,97 @@ class DialResponse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["opened", "data", "end"] | None: ...
 
 Global___DialResponse: typing_extensions.TypeAlias = DialResponse
+
+@typing.final
+class FollowLogsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOURNAL_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    journal: builtins.int
+    """What the caller knows already: lines of this journal, up to this number. Of another journal it knows nothing."""
+    after: builtins.int
+    def __init__(
+        self,
+        *,
+        journal: builtins.int = ...,
+        after: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "journal", b"journal"]) -> None: ...
+
+Global___FollowLogsRequest: typing_extensions.TypeAlias = FollowLogsRequest
+
+@typing.final
+class FollowLogsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOURNAL_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    journal: builtins.int
+    """Drawn anew by each agent, whose numbers begin at 1."""
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CommandLine]: ...
+    def __init__(
+        self,
+        *,
+        journal: builtins.int = ...,
+        lines: collections.abc.Iterable[Global___CommandLine] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["journal", b"journal", "lines", b"lines"]) -> None: ...
+
+Global___FollowLogsResponse: typing_extensions.TypeAlias = FollowLogsResponse
+
+@typing.final
+class CommandLine(google.protobuf.message.Message):
+    """One line that a command wrote, without its end; a long one comes in several."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Stream:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _StreamEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[CommandLine._Stream.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        STREAM_UNSPECIFIED: CommandLine._Stream.ValueType  # 0
+        """Nobody's: the line is a remark of the agent, such as that lines were left out."""
+        STREAM_STDOUT: CommandLine._Stream.ValueType  # 1
+        STREAM_STDERR: CommandLine._Stream.ValueType  # 2
+        STREAM_PTY: CommandLine._Stream.ValueType  # 3
+
+    class Stream(_Stream, metaclass=_StreamEnumTypeWrapper): ...
+    STREAM_UNSPECIFIED: CommandLine.Stream.ValueType  # 0
+    """Nobody's: the line is a remark of the agent, such as that lines were left out."""
+    STREAM_STDOUT: CommandLine.Stream.ValueType  # 1
+    STREAM_STDERR: CommandLine.Stream.ValueType  # 2
+    STREAM_PTY: CommandLine.Stream.ValueType  # 3
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    TAG_FIELD_NUMBER: builtins.int
+    STREAM_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """A gap means that lines were forgotten before they were taken."""
+    pid: builtins.int
+    tag: builtins.str
+    stream: Global___CommandLine.Stream.ValueType
+    text: builtins.str
+    """What is not UTF-8 is replaced."""
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        pid: builtins.int = ...,
+        tag: builtins.str = ...,
+        stream: Global___CommandLine.Stream.ValueType = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "pid", b"pid", "stream", b"stream", "tag", b"tag", "text", b"text", "time", b"time"]) -> None: ...
+
+Global___CommandLine: typing_extensions.TypeAlias = CommandLine

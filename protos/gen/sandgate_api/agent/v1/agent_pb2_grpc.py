@@ -54,6 +54,11 @@ class AgentStub(object):
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
                 _registered_method=True)
+        self.FollowLogs = channel.unary_stream(
+                '/sandgate_api.agent.v1.Agent/FollowLogs',
+                request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsResponse.FromString,
+                _registered_method=True)
         self.Dial = channel.stream_stream(
                 '/sandgate_api.agent.v1.Agent/Dial',
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.DialRequest.SerializeToString,
@@ -92,6 +97,14 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowLogs(self, request, context):
+        """What commands write, in lines, as Init asked for; ends when the caller leaves. Lines stay for those who come again, the
+        last megabyte of them: nobody's reading holds up a command.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dial(self, request_iterator, context):
         """A byte tunnel to a TCP port of the sandbox's own loopback. First `open`, answered by `opened`; then `data` both ways. The
         end of the requests ends the caller's side only, as `end` does the other; the call is over when both have ended.
@@ -124,6 +137,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.FromString,
                     response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.SerializeToString,
+            ),
+            'FollowLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowLogs,
+                    request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsRequest.FromString,
+                    response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsResponse.SerializeToString,
             ),
             'Dial': grpc.stream_stream_rpc_method_handler(
                     servicer.Dial,
@@ -239,6 +257,33 @@ class Agent(object):
             '/sandgate_api.agent.v1.Agent/Metrics',
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandgate_api.agent.v1.Agent/FollowLogs',
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsRequest.SerializeToString,
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,22 @@ _AgentMetricsType = typing_extensions.TypeVar(
     ],
 )
 
+_AgentFollowLogsType = typing_extensions.TypeVar(
+    '_AgentFollowLogsType',
+    grpc.UnaryStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+        sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+        sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+        sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
+    ],
+)
+
 _AgentDialType = typing_extensions.TypeVar(
     '_AgentDialType',
     grpc.StreamStreamMultiCallable[
@@ -105,7 +121,7 @@ _AgentDialType = typing_extensions.TypeVar(
     ],
 )
 
-class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentDialType]):
+class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentFollowLogsType, _AgentDialType]):
     @typing.overload
     def __init__(self: AgentStub[
         grpc.UnaryUnaryMultiCallable[
@@ -123,6 +139,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+            sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
         ],
         grpc.StreamStreamMultiCallable[
             sandgate_api.agent.v1.agent_pb2.DialRequest,
@@ -148,6 +168,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+            sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
+        ],
         grpc.aio.StreamStreamMultiCallable[
             sandgate_api.agent.v1.agent_pb2.DialRequest,
             sandgate_api.agent.v1.agent_pb2.DialResponse,
@@ -166,6 +190,11 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
     """The header first, then the content in pieces. Writes in place; what arrived stays if the stream breaks off."""
 
     Metrics: _AgentMetricsType
+
+    FollowLogs: _AgentFollowLogsType
+    """What commands write, in lines, as Init asked for; ends when the caller leaves. Lines stay for those who come again, the
+    last megabyte of them: nobody's reading holds up a command.
+    """
 
     Dial: _AgentDialType
     """A byte tunnel to a TCP port of the sandbox's own loopback. First `open`, answered by `opened`; then `data` both ways. The
@@ -190,6 +219,10 @@ AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+        sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
     ],
     grpc.aio.StreamStreamMultiCallable[
         sandgate_api.agent.v1.agent_pb2.DialRequest,
@@ -230,6 +263,16 @@ class AgentServicer(metaclass=abc.ABCMeta):
         request: sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.MetricsResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.MetricsResponse]]: ...
+
+    @abc.abstractmethod
+    def FollowLogs(
+        self,
+        request: sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[sandgate_api.agent.v1.agent_pb2.FollowLogsResponse], collections.abc.AsyncIterator[sandgate_api.agent.v1.agent_pb2.FollowLogsResponse]]:
+        """What commands write, in lines, as Init asked for; ends when the caller leaves. Lines stay for those who come again, the
+        last megabyte of them: nobody's reading holds up a command.
+        """
 
     @abc.abstractmethod
     def Dial(
