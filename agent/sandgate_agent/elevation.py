@@ -32,9 +32,9 @@ from typing import Any
 
 from sandgate_agent import frames, sudo
 from sandgate_agent.accounts import Account, Accounts
-from sandgate_agent.family import MARKS, mark_of
 from sandgate_agent.interpreter import interpreter_command
 from sandgate_agent.launcher import Child, Launcher, Program
+from sandgate_agent.marks import mark_of
 from sandgate_errors import InvalidArgument, SandgateError
 
 __all__ = ["Elevation"]
@@ -186,8 +186,7 @@ def _is_text(value: object) -> bool:
 
 def _mark_of_peer(sock: socket.socket) -> int:
     pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    mark = mark_of(pid)
-    return mark if mark is not None and mark in MARKS else 0
+    return mark_of(pid) or 0
 
 
 async def _attend(connection: _Connection, child: Child) -> None:

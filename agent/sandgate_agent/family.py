@@ -4,12 +4,8 @@ A group is not enough. A server that a shell puts into the background may lead a
 parent, and would live on, with its port, where no list shows it. A process belongs to a command when one of these holds:
 
 * it is the command, or of its group, or of the session that it leads (a terminal's);
-* it bears the command's *mark*;
+* it bears the command's *mark* (:mod:`sandgate_agent.marks`);
 * it descends from such a process.
-
-The mark is the timer slack (prctl(2), PR_SET_TIMERSLACK): of all that a process inherits over fork and exec, for good and
-from parents long dead, it is what programs neither see nor change, as they do a variable or a descriptor. Commands differ
-in it by nanoseconds. Reading it takes CAP_SYS_NICE over the process; where that is missing (proc(5)), the other two remain.
 
 Only descendants of the root spawner are looked at, which are all that was started here and nothing else, whatever other
 processes of this machine look like. Reading /proc takes a while, so it is done in a thread, and once for all who ask
@@ -32,12 +28,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-__all__ = ["MARKS", "Families", "Family", "mark_of"]
+from sandgate_agent.marks import mark_of
+
+__all__ = ["Families", "Family"]
 
 _Key = TypeVar("_Key")
 
-#: What marks are drawn from, in nanoseconds. They begin above the usual slack and end before timers become noticeably late.
-MARKS = range(50_001, 50_001 + (1 << 18))
 #: How long families that keep forking are hunted; and how often is looked whether what got SIGKILL is gone.
 _HUNT_SECONDS = 1.5
 _LOOK_SECONDS = 0.002
@@ -317,12 +313,6 @@ def _stat(pid: int) -> _Stat | None:
         session=int(session),
         dead=state in {b"Z", b"X"},
     )
-
-
-def mark_of(pid: int) -> int | None:
-    """The mark that a process bears; None when it may not be known."""
-    content = _read(f"/proc/{pid}/timerslack_ns")
-    return int(content) if content.strip().isdigit() else None
 
 
 def _read(path: str) -> bytes:

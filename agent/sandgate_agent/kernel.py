@@ -19,12 +19,10 @@ __all__ = [
     "new_user_namespace",
     "set_io_priority",
     "set_name",
-    "set_timer_slack",
 ]
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
-_PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWUSER = 0x10000000
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -64,11 +62,6 @@ def hide_memory() -> None:
 def set_name(name: str) -> None:
     """The name in process lists, at most 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode())
-
-
-def set_timer_slack(nanoseconds: int) -> None:
-    """How late timers may be, for this process and what it starts from now on; 0: what it began with."""
-    _prctl(_PR_SET_TIMERSLACK, nanoseconds)
 
 
 def new_user_namespace() -> None:

@@ -47,7 +47,7 @@ class Program:
     fds: Sequence[int]
     #: Whether the first of ``fds`` becomes the controlling terminal.
     terminal: bool = False
-    #: By which what it starts is recognized, see :mod:`sandgate_agent.family`; 0: by nothing.
+    #: By which what it starts is recognized, see :mod:`sandgate_agent.marks`; 0: by nothing.
     mark: int
     #: Whether its orphans become its children (X4).
     subreaper: bool = False

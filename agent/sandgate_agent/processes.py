@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 
 from sandgate_agent.accounts import Account
 from sandgate_agent.countdown import Countdown
-from sandgate_agent.family import MARKS, Families, Family
+from sandgate_agent.family import Families, Family
 from sandgate_agent.journal import Journal, Recorder
 from sandgate_agent.launcher import Child, Launcher, Program
+from sandgate_agent.marks import MARKS
 from sandgate_agent.output import Follower, Output, Piece, Stream, output_pipe
 from sandgate_agent.pty import Size, Terminal
 from sandgate_agent.stdin import Stdin

@@ -39,9 +39,9 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sandgate_agent import frames
+from sandgate_agent import frames, marks
 
 __all__ = ["fork_root_spawner"]
 
@@ -353,7 +353,7 @@ class _AccountSpawner(_Spawner):
         argv, env = message["argv"], message["env"]
         try:
             program = _find(argv[0], env.get("PATH", ""))
-            with _marking(message["mark"]):
+            with marks.marking(message["mark"]):
                 if message["terminal"] or message["subreaper"]:
                     return _fork_and_exec(program, argv, env, functools.partial(_prepare, message, fds))
                 return os.posix_spawn(
@@ -369,21 +369,6 @@ class _AccountSpawner(_Spawner):
             if error.errno in _START_FAILURES:
                 raise
             return _start_failure(argv[0], error, fds=fds, terminal=message["terminal"])
-
-
-@contextlib.contextmanager
-def _marking(mark: int) -> Iterator[None]:
-    """What is started within bears the mark: it is inherited, so the spawner bears it meanwhile."""
-    from sandgate_agent import kernel
-
-    # A kernel that knows no timer slack has no marks: what a command left behind is then not found.
-    with contextlib.suppress(OSError):
-        kernel.set_timer_slack(mark)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            kernel.set_timer_slack(0)
 
 
 def _find(command: str, path: str) -> str:
