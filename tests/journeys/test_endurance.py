@@ -13,7 +13,7 @@ import pytest
 from e2b import CommandExitException, CommandHandle, Sandbox
 
 from sandgate_testing.gateway import Gateway, wait_until
-from sandgate_testing.leftovers import processes_of, sandboxes_of
+from sandgate_testing.leftovers import processes_of
 
 MakeGateway = Callable[..., Gateway]
 
@@ -105,7 +105,7 @@ def test_kept_sandbox_is_all_that_a_stopped_gateway_leaves(running: Gateway) -> 
     killed = Sandbox.create(**running.sdk_options)
     assert killed.kill() is True
     running.stop()
-    assert sandboxes_of(running.state_dir).keys() == {kept.sandbox_id}
+    assert running.boxes().keys() == {kept.sandbox_id}
     left = processes_of(running.state_dir).values()
     assert left
     assert not [line for line in left if "sandgate_core" in line or "sandgate_edge" in line or "serve" in line]
@@ -126,10 +126,10 @@ def test_gateway_that_kills_on_exit_leaves_nothing(make_gateway: MakeGateway) ->
 def test_killed_sandbox_leaves_nothing(running: Gateway) -> None:
     """C34 and B40: when kill has answered, it is over."""
     sandbox = Sandbox.create(**running.sdk_options)
-    box = sandboxes_of(running.state_dir)[sandbox.sandbox_id]
+    box = running.boxes()[sandbox.sandbox_id]
     sandbox.commands.run("setsid sleep 1000 >/dev/null 2>&1 &")
     start_waiting(sandbox)
-    assert processes_of(box)
+    assert box.processes()
     assert sandbox.kill() is True
-    assert processes_of(box) == {}
+    assert box.processes() == {}
     assert not box.exists()

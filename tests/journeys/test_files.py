@@ -24,8 +24,8 @@ from e2b import (
     SandboxException,
 )
 
+from sandgate_testing.boxes import descriptors_of
 from sandgate_testing.gateway import Gateway, wait_until
-from sandgate_testing.leftovers import processes_of, sandboxes_of
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +41,8 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-def agent_of(gateway: Gateway, sandbox_id: str) -> int:
-    """The process of a sandbox that holds its agent's socket; the highest pid is the innermost of the starters."""
-    box = sandboxes_of(gateway.state_dir)[sandbox_id]
-    listening = [pid for pid in processes_of(box) if any("socket:" in target for target in targets_of(pid))]
-    return max(listening, key=lambda pid: len(targets_of(pid)))
-
-
-def targets_of(pid: int) -> list[str]:
-    found = []
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-        except OSError:
-            continue
-    return found
-
-
 def queues_of(pid: int) -> int:
-    return sum("inotify" in target for target in targets_of(pid))
+    return sum("inotify" in target for target in descriptors_of(pid))
 
 
 # B26
@@ -190,12 +173,12 @@ def test_listing_of_a_changing_directory_never_fails(sandbox: Sandbox) -> None:
 
 def test_polled_watches_leave_nothing(gateway: Gateway, sandbox: Sandbox) -> None:
     """B34: 400 of them, and one that is polled late."""
-    agent = agent_of(gateway, sandbox.sandbox_id)
+    agent = gateway.boxes()[sandbox.sandbox_id].agent()
     late = sandbox.files.watch_dir("/tmp")
-    before = len(targets_of(agent))
+    before = len(descriptors_of(agent))
     for _ in range(400):
         sandbox.files.watch_dir("/tmp").stop()
-    wait_until(lambda: len(targets_of(agent)) <= before)
+    wait_until(lambda: len(descriptors_of(agent)) <= before)
     sandbox.files.write("/tmp/late", "1")
     assert "late" in {event.name for event in late.get_new_events()}
     late.stop()
@@ -206,14 +189,14 @@ async def test_streamed_watches_leave_nothing(gateway: Gateway) -> None:
     """B34: half of them end with their connection and not by stop()."""
     box = await AsyncSandbox.create(**gateway.sdk_options)
     try:
-        agent = agent_of(gateway, box.sandbox_id)
-        before = len(targets_of(agent))
+        agent = gateway.boxes()[box.sandbox_id].agent()
+        before = len(descriptors_of(agent))
         for _ in range(50):
             handle = await box.files.watch_dir("/tmp", lambda _: None)
             await handle.stop()  # type: ignore[no-untyped-call]
         wait_until(lambda: queues_of(agent) == 0)
         await asyncio.gather(*(_drop_a_watch(gateway, box) for _ in range(50)))
-        wait_until(lambda: queues_of(agent) == 0 and len(targets_of(agent)) <= before + 4)
+        wait_until(lambda: queues_of(agent) == 0 and len(descriptors_of(agent)) <= before + 4)
     finally:
         await box.kill()
 
@@ -254,10 +237,10 @@ def test_watcher_outlives_the_gateways_processes(make_gateway: Callable[..., Gat
 
 def test_full_disk_is_told_as_one_and_commands_still_run(gateway: Gateway, sandbox: Sandbox, isolation: str) -> None:
     """B35, D29: also for a text file, which is sent without a length."""
-    if os.geteuid() != 0 or isolation != "bubblewrap":
+    if os.geteuid() != 0 or isolation == "none":
         pytest.skip("a small disk can only be put into a sandbox by root")
     sandbox.files.make_dir("/home/user/small")
-    inside = ["nsenter", "--mount", "--target", str(agent_of(gateway, sandbox.sandbox_id))]
+    inside = ["nsenter", "--mount", "--target", str(gateway.boxes()[sandbox.sandbox_id].agent())]
     options = ["-o", "size=2m,mode=777", "none", "/home/user/small"]
     done = subprocess.run([*inside, "mount", "-t", "tmpfs", *options], check=False, capture_output=True, text=True)
     if done.returncode != 0:
@@ -291,7 +274,7 @@ def outside(gateway: Gateway) -> Iterator[Path]:
 
 def test_no_path_leads_out_of_the_sandbox(sandbox: Sandbox, outside: Path, isolation: str) -> None:
     """F1: the agent may do anything inside, and inside is all there is for it."""
-    if isolation != "bubblewrap":
+    if isolation == "none":
         pytest.skip("without isolation there is no inside")
     sandbox.commands.run(f"ln -sfn {outside} ~/link; ln -sfn {outside.parent} ~/folder; ln -sfn / ~/root")
     ways = [
@@ -337,7 +320,7 @@ def _remove(sandbox: Sandbox, path: str) -> object:
 
 def test_a_folder_that_turns_into_a_link_leads_nowhere_else(sandbox: Sandbox, outside: Path, isolation: str) -> None:
     """Hostile code swaps a directory for a link while files are written and removed through it."""
-    if isolation != "bubblewrap":
+    if isolation == "none":
         pytest.skip("without isolation there is no inside")
     swap = f"cd ~; while :; do mkdir -p swap; rm -rf swap; ln -sfn {outside.parent} swap; rm -f swap; done"
     busy = sandbox.commands.run(swap, background=True, timeout=0)
@@ -368,7 +351,7 @@ def test_users_decide_homes_and_owners(sandbox: Sandbox) -> None:
 
 def test_account_made_by_a_command_may_act_at_once(sandbox: Sandbox, isolation: str) -> None:
     """U5."""
-    if os.geteuid() != 0 or isolation != "bubblewrap":
+    if os.geteuid() != 0 or isolation == "none":
         pytest.skip("accounts can be made only where ids can be switched")
     sandbox.commands.run("echo 'late:x:1000:1000::/home/user/late:/bin/sh' >> /etc/passwd", user="root")
     assert sandbox.files.write("f", "x", user="late").path == "/home/user/late/f"

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import e2b
 from e2b import Sandbox
 
+from sandgate_testing.containers import agent_token_on_engine
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.leftovers import sandboxes_of
 
@@ -26,13 +27,20 @@ def strings_of(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def agent_tokens(box: Path) -> list[str]:
-    """What opens the agent of a box, from its record: the one long string that names no path."""
+def agent_tokens(gateway: Gateway, isolation: str) -> list[str]:
+    """What opens the agents of all sandboxes."""
+    if isolation == "container":
+        return [agent_token_on_engine(gateway.state_dir, name) for name in gateway.boxes()]
+    return [token for box in sandboxes_of(gateway.state_dir).values() for token in tokens_in(box)]
+
+
+def tokens_in(box: Path) -> list[str]:
+    """From its record: the one long string that names no path."""
     record = json.loads((box / "record.json").read_text())
     return [text for text in strings_of(record) if len(text) >= 32 and "/" not in text and " " not in text]
 
 
-def test_log_of_a_whole_journey_holds_no_secret(make_gateway: Callable[..., Gateway]) -> None:
+def test_log_of_a_whole_journey_holds_no_secret(make_gateway: Callable[..., Gateway], isolation: str) -> None:
     gateway = make_gateway(options=("--log-level", "debug"))
     gateway.start()
     sandbox = Sandbox.create(envs={"PASSWORD": ENV_SECRET}, **gateway.sdk_options)
@@ -55,7 +63,7 @@ def test_log_of_a_whole_journey_holds_no_secret(make_gateway: Callable[..., Gate
         with suppress(HTTPError):
             urlopen(Request(target, headers=headers if target is not url else {}), timeout=30).read()
     signature = url.split("signature=")[1].split("&")[0]
-    tokens = [token for box in sandboxes_of(gateway.state_dir).values() for token in agent_tokens(box)]
+    tokens = agent_tokens(gateway, isolation)
     secrets = {
         "API key": gateway.api_key,
         "wrong key": WRONG_KEY,

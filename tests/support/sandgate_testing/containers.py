@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandgate_testing.engine import docker
 
-__all__ = ["Containers", "remains_on_engine", "remove_from_engine"]
+__all__ = ["Containers", "agent_token_on_engine", "containers_of", "remains_on_engine", "remove_from_engine"]
 
 _STATE = "backends/docker"
 _LABEL = "sandgate.gateway"
@@ -57,6 +57,19 @@ def remove_from_engine(state_dir: Path) -> None:
     for gateway in _ids(state_dir):
         for network in docker("network", "ls", "-q", "--filter", f"label={_LABEL}={gateway}").stdout.split():
             docker("network", "rm", network, check=False)
+
+
+def containers_of(state_dir: Path) -> Mapping[str, str]:
+    """Sandboxes to the names of their containers."""
+    names = [name for kind, name in _found(state_dir) if kind == "container"]
+    return {name.rpartition("-")[2]: name for name in names}
+
+
+def agent_token_on_engine(state_dir: Path, sandbox_id: str) -> str:
+    """What opens the agent of a sandbox; computed, as nothing holds it."""
+    from sandgate_plugin_docker.boxes import Identity
+
+    return Identity.of(state_dir / _STATE).token(sandbox_id)
 
 
 def _found(state_dir: Path) -> Iterator[tuple[str, str]]:

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from sandgate_testing.containers import Containers, remains_on_engine, remove_from_engine
-from sandgate_testing.leftovers import groups_of, processes_of, remains_of, thaw
+from sandgate_testing.boxes import Box, ContainerBox, ProcessBox
+from sandgate_testing.containers import Containers, containers_of, remains_on_engine, remove_from_engine
+from sandgate_testing.leftovers import groups_of, processes_of, remains_of, sandboxes_of, thaw
 
 __all__ = ["Answer", "Gateway", "GatewayFailed", "SdkOptions", "wait_until"]
 
@@ -111,6 +112,12 @@ class Gateway:
     def remains(self) -> list[str]:
         """What is left of it and its sandboxes; see :mod:`sandgate_testing.leftovers`."""
         return [*remains_of(self.state_dir), *(remains_on_engine(self.state_dir) if self._containers else [])]
+
+    def boxes(self) -> Mapping[str, Box]:
+        """What exists, by sandbox; what belongs to none goes by a name of its own."""
+        if self._containers is not None:
+            return {owner: ContainerBox(name) for owner, name in containers_of(self.state_dir).items()}
+        return {owner: ProcessBox(folder) for owner, folder in sandboxes_of(self.state_dir).items()}
 
     def discard(self) -> None:
         """Ends whatever still runs, by force, and removes the state directory. For the end of a test that failed."""

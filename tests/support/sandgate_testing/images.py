@@ -29,7 +29,7 @@ __all__ = ["ImageFailed", "Images"]
 #: Seconds; guards against a tool that hangs.
 _PATIENCE = 120.0
 #: What tests run in a sandbox besides what every Debian has.
-_PACKAGES = ("procps", "python3")
+_PACKAGES = ("curl", "procps", "python3")
 _UNUSED = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/*", "./var/lib/apt/lists/*", "./usr/share/doc/*")
 _UNUSED_LANGUAGES = ("./usr/share/man/*", "./usr/share/locale/*", "./var/log/*", "./var/cache/debconf/*-old")
 _DEBOOTSTRAP_SECONDS = 600.0

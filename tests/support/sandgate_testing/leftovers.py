@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["groups_of", "processes_of", "remains_of", "sandboxes_of", "thaw"]
+__all__ = ["command_lines", "groups_of", "processes_of", "remains_of", "sandboxes_of", "thaw"]
 
 
 def remains_of(state_dir: Path) -> list[str]:
@@ -27,7 +27,7 @@ def remains_of(state_dir: Path) -> list[str]:
 def processes_of(state_dir: Path) -> dict[int, str]:
     """Command lines of the live processes that belong to ``state_dir``, by pid."""
     marker = str(state_dir).encode()
-    return {pid: command for pid, command in _processes() if any(marker in text for text in _traces(pid))}
+    return {pid: command for pid, command in command_lines() if any(marker in text for text in _traces(pid))}
 
 
 def sandboxes_of(state_dir: Path) -> Mapping[str, Path]:
@@ -64,7 +64,8 @@ def _recorded(box: Path, name: str) -> str:
     return value or ""
 
 
-def _processes() -> Iterator[tuple[int, str]]:
+def command_lines() -> Iterator[tuple[int, str]]:
+    """Every live process of this machine: pid and command line."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
