@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A refill costs as much CPU as the first commands of the sandbox that made it needed: those come first.
+# A refill costs as much CPU as the create that made it needed and the sandbox's first commands: those come first.
 REFILL_DELAY_SECONDS = 0.2
 # After a failure, doubling: a machine that is out of room stays so for a while, and creates still try by themselves.
 FIRST_RETRY_SECONDS = 1.0
@@ -39,7 +39,6 @@ class WarmPool(Generic[T]):
     def open(self) -> None:
         """Start filling; the task lives as long as the pool, whoever takes from it."""
         if self._size:
-            self._wanted.set()
             self._filler = asyncio.create_task(self._fill(), name="warm sandboxes")
 
     def take(self) -> T | None:
@@ -60,16 +59,21 @@ class WarmPool(Generic[T]):
                 _log.warning("a warm sandbox was left behind: %s", error)
 
     async def _fill(self) -> None:
-        retry = FIRST_RETRY_SECONDS
+        await self._top_up()
         while True:
             await self._wanted.wait()
-            self._wanted.clear()
-            while len(self._ready) < self._size:
-                try:
-                    self._ready.append(await self._make())
-                    retry = FIRST_RETRY_SECONDS
-                except Exception as error:
-                    _log.warning("no warm sandbox could be made, next try in %g s: %s", retry, error)
-                    await asyncio.sleep(retry)
-                    retry = min(2 * retry, LAST_RETRY_SECONDS)
+            # Before and not after: what was taken is still on its way to the caller, through this very process.
             await asyncio.sleep(REFILL_DELAY_SECONDS)
+            self._wanted.clear()
+            await self._top_up()
+
+    async def _top_up(self) -> None:
+        retry = FIRST_RETRY_SECONDS
+        while len(self._ready) < self._size:
+            try:
+                self._ready.append(await self._make())
+                retry = FIRST_RETRY_SECONDS
+            except Exception as error:
+                _log.warning("no warm sandbox could be made, next try in %g s: %s", retry, error)
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY_SECONDS)

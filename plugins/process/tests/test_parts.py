@@ -194,6 +194,29 @@ async def test_pool_refills_after_a_take_and_discards_at_the_end():
     assert discarded == [1, 2]
 
 
+async def test_pool_lets_what_was_taken_go_first(monkeypatch):
+    """A refill shares the processor, and this process, with the create that took the last one."""
+    monkeypatch.setattr("sandgate_plugin_process.warm.REFILL_DELAY_SECONDS", 3600)
+    made, filled = [], asyncio.Event()
+
+    async def make():
+        made.append("x")
+        filled.set()
+        return made[-1]
+
+    async def discard(item):
+        pass
+
+    pool = WarmPool(1, make=make, discard=discard)
+    pool.open()
+    await asyncio.wait_for(filled.wait(), 10)
+    await asyncio.sleep(0)
+    assert pool.take() == "x"
+    await asyncio.sleep(0.05)
+    assert made == ["x"]
+    await pool.close()
+
+
 async def test_pool_of_size_nothing_makes_nothing():
     async def fail(*_):
         raise AssertionError
