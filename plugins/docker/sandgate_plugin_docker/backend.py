@@ -54,7 +54,7 @@ from sandgate_plugin_docker.images import Images
 from sandgate_plugin_docker.networks import NONE, Network, address_in
 from sandgate_plugin_docker.ports import ByPort
 from sandgate_plugin_docker.reaching import BySocket, Reach
-from sandgate_plugin_docker.settings import DockerSettings
+from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
 from sandgate_plugin_docker.templates import Catalog, Model
 from sandgate_plugin_docker.usage import Meter
 from sandgate_plugin_docker.warm import Spare, WarmPool
@@ -71,6 +71,8 @@ _WARM_PREFIX = "w"
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _EGRESS = "egress.json"
+#: Seconds between two tries to remove what an engine that was away has kept.
+_STRAY_INTERVAL = 5.0
 
 
 class DockerBackend(Backend):
@@ -90,6 +92,9 @@ class DockerBackend(Backend):
         self._spare: set[str] = set()
         self._locks: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
         self._meter = Meter()
+        #: What could not be removed while the engine was away, by name.
+        self._strays: dict[str, Box] = {}
+        self._strayed = asyncio.Event()
 
     async def open(self) -> None:
         self._settings = DockerSettings.read(self._context.settings)
@@ -124,11 +129,19 @@ class DockerBackend(Backend):
         self._closing.push_async_callback(self._by_port.close)
         self._catalog = Catalog(self._settings, self._images, _machine(info, local=self._engine.is_local))
         check_templates(info, self._catalog.configured)
+        for name, template in self._catalog.configured.items():
+            if template.read_only and self._reach(template) is self._by_port:
+                raise FailedPrecondition(
+                    f"template '{name}': a read-only root file system needs an agent that is reached by a socket"
+                )
         if self._ports_only:
             # Who is on no network has no port.
             self.capabilities -= {Capability.NO_INTERNET}
+        self._closing.push_async_callback(self._leave_network)
         await self._prepare_network()
         await self._clear_leftovers()
+        remover = asyncio.create_task(self._remove_strays(), name="removal of stray containers")
+        self._closing.push_async_callback(_end, remover)
         for name, settings in self._catalog.configured.items():
             if settings.warm:
                 await self._open_pool(name, settings.warm)
@@ -137,11 +150,11 @@ class DockerBackend(Backend):
     def _ports_only(self) -> bool:
         return self._settings.agents == "port" or not self._engine.is_local
 
-    def _reach(self, model: Model) -> Reach:
+    def _reach(self, settings: TemplateSettings) -> Reach:
         """How agents of a template are reached. A runtime of another kernel does not share sockets with this machine."""
         if self._ports_only:
             return self._by_port
-        foreign = model.settings.runtime not in {None, "runc", "crun"}
+        foreign = settings.runtime not in {None, "runc", "crun"}
         return self._by_port if foreign and self._settings.agents == "auto" else self._by_socket
 
     async def _prepare_network(self) -> None:
@@ -173,12 +186,16 @@ class DockerBackend(Backend):
     async def close(self) -> None:
         await self._closing.aclose()
 
-    async def retire(self) -> None:
-        """Remove from the engine's host what all sandboxes shared: for a gateway that is not to come back."""
-        with told("the network"):
+    async def _leave_network(self) -> None:
+        """Remove the network where it is nobody's: an engine has addresses for a few dozen only."""
+        try:
+            if await self._ours():
+                return
             if self._firewall is not None:
                 await self._firewall.remove()
             await self._engine.remove_network(self._network.name)
+        except (Refused, SandgateError) as error:
+            _log.warning("the network %s was left behind: %s", self._network.name, error)
 
     # Templates.
 
@@ -211,7 +228,7 @@ class DockerBackend(Backend):
     def _check_egress(self, model: Model, egress: Egress) -> None:
         if egress.open:
             return
-        if not egress.internet and self._reach(model).needs_network:
+        if not egress.internet and self._reach(model.settings).needs_network:
             raise CapabilityMissing.of(self.name, f"{Capability.NO_INTERNET.value} where agents are reached by a port")
         if egress.internet:
             if self._firewall is None:
@@ -234,8 +251,9 @@ class DockerBackend(Backend):
             try:
                 placement = await _to_its_end(self._give(spare, model, name, egress))
             except BaseException:
-                await _to_its_end(self._erase(name, spare.box))
-                await _to_its_end(self._discard(spare))
+                await _to_its_end(self._clear_away(name, spare.box))
+                await _to_its_end(self._clear_away(spare.container, spare.box))
+                self._spare.discard(spare.container)
                 raise
             if placement is not None:
                 self._spare.discard(spare.container)
@@ -251,7 +269,7 @@ class DockerBackend(Backend):
             return None
         await self._engine.rename(details["Id"], name)
         await self._apply(egress, spare.box, details["Id"], model=model, fresh=True)
-        address = await self._reach(model).address(spare.box, details)
+        address = await self._reach(model.settings).address(spare.box, details)
         return Placement(handle={"container": name, "box": spare.box.name}, agent=address)
 
     async def _make_warm(self, template: str) -> Spare:
@@ -274,7 +292,7 @@ class DockerBackend(Backend):
 
     async def _make(self, model: Model, name: str, box: Box, *, image: str, egress: Egress) -> Placement:
         """A container with an agent that accepts calls, or nothing at all."""
-        reach = self._reach(model)
+        reach = self._reach(model.settings)
         async with self._busy(name):
             try:
                 address = await reach.bring_up(
@@ -290,7 +308,7 @@ class DockerBackend(Backend):
             except BaseException as error:
                 if isinstance(error, Internal | Refused):
                     _log.error("%s: its log ends: %s", name, await self._engine.last_words(name))
-                await _to_its_end(self._erase(name, box))
+                await _to_its_end(self._clear_away(name, box))
                 raise
         return Placement(handle={"container": name, "box": box.name}, agent=address)
 
@@ -300,7 +318,7 @@ class DockerBackend(Backend):
             model,
             image=image,
             bundle=self._bundle,
-            way=await self._reach(model).way(box, model),
+            way=await self._reach(model.settings).way(box, model),
             network=network,
             labels=labels(gateway=self._identity.gateway, template=model.name, box=box.name),
         )
@@ -405,6 +423,31 @@ class DockerBackend(Backend):
         await self._by_port.forget(box)
         self._meter.forget(name)
         await asyncio.to_thread(box.remove)
+
+    async def _clear_away(self, name: str, box: Box) -> None:
+        """Erase what a call that fails has made: now, or when the engine answers again."""
+        try:
+            await self._erase(name, box)
+        except (Refused, SandgateError) as error:
+            _log.warning("%s is removed later: %s", name, error)
+            # Nobody has been told of it, so nobody needs what is here.
+            await asyncio.to_thread(box.remove)
+            self._strays[name] = box
+            self._strayed.set()
+
+    async def _remove_strays(self) -> None:
+        while True:
+            await self._strayed.wait()
+            await asyncio.sleep(_STRAY_INTERVAL)
+            for name, box in list(self._strays.items()):
+                try:
+                    await self._erase(name, box)
+                except (Refused, SandgateError) as error:
+                    _log.info("%s cannot be removed yet: %s", name, error)
+                else:
+                    del self._strays[name]
+            if not self._strays:
+                self._strayed.clear()
 
     async def _forget_image(self, image: str) -> None:
         """A snapshot that was given up while this sandbox used it can go now."""
@@ -565,6 +608,12 @@ def _machine(info: Details, *, local: bool) -> Resources:
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(info["DockerRootDir"]).total
     return Resources(cpu_count=int(info["NCPU"]), memory_mb=int(info["MemTotal"]) // 2**20, disk_size_mb=disk // 2**20)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    # Not awaited itself: its cancellation would look like one of this call.
+    await asyncio.wait({task})
 
 
 async def _to_its_end(work: Awaitable[T]) -> T:

@@ -7,7 +7,9 @@ sandboxes are not lost for that. What the engine refuses is :class:`Refused`, fo
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import logging
 import os
@@ -23,6 +25,7 @@ import aiodocker
 import aiohttp
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
+from aiodocker.jsonstream import json_stream_stream
 from aiodocker.stream import Stream
 
 from sandgate_errors import Conflict, FailedPrecondition, Internal, NoSpace, NotFound, ResourceExhausted, Unavailable
@@ -226,7 +229,7 @@ class Engine:
 
     async def put_archive(self, container: str, path: str, data: bytes) -> None:
         untyped: Any = self._container(container)
-        await self._ask(untyped.put_archive(path, data), limit=_COPY_LIMIT)
+        await self._ask(untyped.put_archive(path, io.BytesIO(data)), limit=_COPY_LIMIT)
 
     async def commit(self, container: str, *, repository: str, tag: str, labels: Mapping[str, str]) -> None:
         """An image of its files; it stands still meanwhile."""
@@ -255,11 +258,20 @@ class Engine:
         self, reference: str, *, auth: Mapping[str, str] | None, stall: float
     ) -> AsyncGenerator[Details, None]:
         """Its progress, message by message. Raises Refused; Unavailable when nothing comes for ``stall`` seconds."""
-        messages = self._docker.images.pull(reference, auth=auth, stream=True)
-        async with contextlib.aclosing(messages):  # type: ignore[type-var]
-            iterator = aiter(messages)
-            while (message := await self._ask(anext(iterator, None), limit=stall)) is not None:
+        headers = {}
+        if auth is not None:
+            headers["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
+        # Not its own method for this: that leaves the connection open when the pull is given up, and so the pull.
+        query = self._docker._query(  # noqa: SLF001
+            "images/create", "POST", params={"fromImage": reference}, headers=headers, timeout=None
+        )
+        response = await self._ask(query.__aenter__(), limit=stall)
+        try:
+            messages = aiter(json_stream_stream(response))
+            while (message := await self._ask(anext(messages, None), limit=stall)) is not None:
                 yield message
+        finally:
+            response.close()
 
     # Networks and volumes.
 

@@ -8,7 +8,8 @@ The backend starts it as the bundle's ``__main__`` with one of:
 (nothing)
     Standard input and output are the backend's, by way of the engine.
 
-Then comes one line of JSON: ``agent`` is the agent's own settings, ``account`` says which account the image has to have.
+Then comes one line of JSON: ``agent`` is the agent's own settings, ``account`` says which ids the account
+``user`` is to have, ``acting`` who acts where a call names nobody, ``workdir`` where commands start.
 
 Runs as root of the container before anything of the sandbox's user, with nothing but the standard library. What it
 writes lands in the container's own layer; the image stays as it is.
@@ -45,7 +46,7 @@ def main() -> int:
         if sys.argv[1:2] == ["meet"]:
             _meet(sys.argv[2])
         settings = json.loads(_line(0))
-        _furnish(settings.get("account") or {})
+        _furnish(settings["account"], acting=settings["acting"], workdir=settings["workdir"])
         _give_line(settings["agent"])
     except (OSError, ValueError, KeyError, IndexError) as error:
         os.write(1, json.dumps({"ready": False, "error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
@@ -92,12 +93,18 @@ def _give_line(agent: Mapping[str, object]) -> None:
     os.close(descriptor)
 
 
-def _furnish(account: Mapping[str, int]) -> None:
-    """What every sandbox has, whatever its image."""
+def _furnish(account: Mapping[str, int], *, acting: str, workdir: str) -> None:
+    """What every sandbox has, whatever its image; ``acting`` is who acts where a call names nobody."""
+    if workdir:
+        # As the engine does for whoever starts in it.
+        _make_folder(workdir, 0o755)
     _make_folder("/tmp", 0o1777)  # noqa: S108 - the sandbox's own
     _make_folder("/root", 0o700)
     _make_folder("/home", 0o755)
-    _make_home(*_make_account(account))
+    users = _make_account(account)
+    for entry in users:
+        if entry[0] in {_NAME, acting} and entry[0] != "root" and len(entry) > 5 and entry[5].startswith("/"):
+            _make_home(entry[5], int(entry[2]), int(entry[3]))
     with _if_writable():
         _keep_path()
 
@@ -112,8 +119,8 @@ def _if_writable() -> Iterator[None]:
             raise
 
 
-def _make_account(wanted: Mapping[str, int]) -> tuple[int, int]:
-    """The ids of ``user``, which is made where the image lacks it."""
+def _make_account(wanted: Mapping[str, int]) -> list[list[str]]:
+    """The accounts of the system. ``user`` is made where the image lacks it."""
     shell = "/bin/bash" if os.path.exists("/bin/bash") else SHELL
     users, groups = _read("/etc/passwd"), _read("/etc/group")
     new_users, new_groups = accounts_with_user(users, groups, wanted=wanted, shell=shell)
@@ -124,7 +131,7 @@ def _make_account(wanted: Mapping[str, int]) -> tuple[int, int]:
         # Without a password, and never too old: what PAM asks of an account.
         _append("/etc/shadow", _ended(_read("/etc/shadow"), f"{_NAME}:!:19000:0:99999:7:::\n"))
     _append("/etc/passwd", new_users[len(users) :])
-    return next((int(entry[2]), int(entry[3])) for entry in _entries(new_users) if entry[0] == _NAME)
+    return _entries(new_users)
 
 
 def accounts_with_user(users: str, groups: str, *, wanted: Mapping[str, int], shell: str) -> tuple[str, str]:
@@ -191,21 +198,21 @@ def _append(path: str, text: str) -> None:
             file.write(text)
 
 
-def _make_home(uid: int, gid: int) -> None:
-    new = _make_folder(_HOME, 0o755)
+def _make_home(home: str, uid: int, gid: int) -> None:
+    new = _make_folder(home, 0o755)
     with _if_writable():
-        if new or (os.stat(_HOME).st_uid == 0 and uid != 0):
+        if new or (os.stat(home).st_uid == 0 and uid != 0 and home == _HOME):
             # Also what the engine has made as a place to mount something.
-            os.chown(_HOME, uid, gid)
-            _fill_home(uid, gid)
+            os.chown(home, uid, gid)
+            _fill_home(home, uid, gid)
 
 
-def _fill_home(uid: int, gid: int) -> None:
+def _fill_home(home: str, uid: int, gid: int) -> None:
     """The files that a new account of this image gets."""
     if not os.path.isdir("/etc/skel"):
         return
     for name in os.listdir("/etc/skel"):
-        source, target = f"/etc/skel/{name}", f"{_HOME}/{name}"
+        source, target = f"/etc/skel/{name}", f"{home}/{name}"
         if stat.S_ISREG(os.lstat(source).st_mode) and not os.path.lexists(target):
             with open(source, "rb") as file:
                 _write(target, file.read(), stat.S_IMODE(os.lstat(source).st_mode))
@@ -233,7 +240,7 @@ def _make_folder(path: str, mode: int) -> bool:
     if os.path.isdir(path):
         return False
     with _if_writable():
-        os.mkdir(path)
+        os.makedirs(path)
         os.chmod(path, mode)
         return True
     return False

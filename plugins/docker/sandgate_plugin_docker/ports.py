@@ -59,8 +59,6 @@ class ByPort:
         self._tunnels: dict[str, _Tunnel] = {}
 
     async def way(self, box: Box, model: Model) -> Way:
-        if model.settings.read_only:
-            raise FailedPrecondition("a read-only root file system needs agents that are reached by a socket")
         if self._engine.is_local:
             return Way(port_on=self._bind, binds=((os.fspath(self._bundle.path), MOUNT),))
         await self._fill_volume(model)

@@ -61,7 +61,12 @@ def first_line(model: Model, agent: Mapping[str, object]) -> dict[str, Any]:
     common: dict[str, object] = {"identity": "switch", "system_files": True, "network": "own"}
     if model.settings.sudo:
         common["sudo"] = _SUDO
-    return {"account": model.account, "agent": {**common, **agent}}
+    return {
+        "account": model.account,
+        "acting": model.default_user,
+        "workdir": model.workdir,
+        "agent": {**common, **agent},
+    }
 
 
 class BySocket:
@@ -80,7 +85,7 @@ class BySocket:
         self._current = state / "bundle"
         draft = self._current.with_name("bundle.new")
         draft.unlink(missing_ok=True)
-        draft.symlink_to(bundle.path.name)
+        draft.symlink_to(bundle.path.relative_to(state))
         draft.rename(self._current)
 
     async def way(self, box: Box, model: Model) -> Way:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -56,8 +58,6 @@ class Gateway:
 
     @property
     def id(self) -> str:
-        import json
-
         return json.loads((self.state / "gateway.json").read_text())["id"]
 
     def context(self, **settings: object) -> BackendContext:
@@ -92,6 +92,11 @@ class Gateway:
         return docker(
             "ps", "-a", "--filter", f"label=sandgate.gateway={self.id}", "--format", "{{.Names}}"
         ).stdout.split()
+
+
+def rules() -> str:
+    """The packet filter's, of this machine."""
+    return subprocess.run(["iptables", "-w", "10", "-S"], capture_output=True, text=True, check=True).stdout
 
 
 async def init(placement: Placement, request: SandboxRequest) -> None:
@@ -129,10 +134,10 @@ async def gateway(folder: Path, images: Images) -> AsyncIterator[Gateway]:
         for survivor in await backend.survey():
             await backend.destroy(survivor.handle)
         assert not await backend.survey()
-        await backend.retire()
     assert not gateway.containers()
     assert not list(gateway.runtime.iterdir())
     assert gateway.id not in docker("network", "ls").stdout
+    assert os.geteuid() != 0 or gateway.id not in rules()
     assert gateway.id not in docker("images", "-a").stdout
 
 
