@@ -73,7 +73,20 @@ async def _create(request: web.Request, message: sandboxes_pb2.CreateRequest) ->
             # A sandbox may have come to be although the answer was lost: an SDK that repeats by itself makes a second.
             error.should_retry = False
         raise
-    return web.json_response(await sandbox_reply(request, sandbox), status=201)
+    try:
+        return web.json_response(await sandbox_reply(request, sandbox), status=201)
+    except BaseException:
+        # A plugin could not describe it, so nobody will ever know of it (C12). A repeat with its key would find it.
+        if not message.idempotency_key:
+            await _take_back(request, sandbox.id)
+        raise
+
+
+async def _take_back(request: web.Request, sandbox_id: str) -> None:
+    try:
+        await request.app[CORE].kill(sandbox_id, api_key=api_key_of(request), request_id=request[REQUEST_ID])
+    except SandgateError:
+        pass  # It ends by itself at its deadline.
 
 
 def _idempotency_key(request: web.Request) -> str:
