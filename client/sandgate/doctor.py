@@ -62,6 +62,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _cgroups()
     if settings.database is not None:
         yield _database(settings.database)
+        if settings.database.startswith("postgres"):
+            yield _core_address(settings)
     yield _traces(settings)
     yield from backend_checks(settings.backend, settings.backends.get(settings.backend, {}))
     for name in sorted(settings.backends.keys() - {settings.backend}):
@@ -142,6 +144,19 @@ def _traces(settings: Settings) -> Check:
     except FailedPrecondition as error:
         return _row("traces", False, error.message)
     return _row("traces", True, f"to {sandgate_tracing.endpoint()}")
+
+
+def _core_address(settings: Settings) -> Check:
+    """Whether other gateways on the database reach this one's core."""
+    address = settings.core_address
+    if address is None:
+        how = "the core's own socket, for other gateways of this user on this machine; for others set --core-address"
+        return Check(what="core address", state="note", how=how)
+    port = address.rpartition(":")[2]
+    listened = {target if target.startswith("unix:") else target.rpartition(":")[2] for target in settings.grpc_listen}
+    if (address if address.startswith("unix:") else port) not in listened:
+        return _row("core address", False, f"{address}: the core does not listen there, add --grpc-listen")
+    return _row("core address", True, address)
 
 
 def _sdk() -> Check:

@@ -103,12 +103,19 @@ class Membership:
                     await self._look_around()
                 wait = self._lease.seconds / _ROUNDS
                 self._silent = False
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                # The lease ends by itself, and what it was for must be taken up again.
+                wait = self._failed("the database does not take the renewal of the lease", reason=type(error).__name__)
             except Exception:
-                # The database is down, or worse. The lease ends by itself, and what it was for must be taken up again.
-                wait = min(_RETRY, self._lease.seconds / _ROUNDS)
-                if not self._silent:
-                    _log.exception("the lease could not be renewed")
-                self._silent = True
+                _log.exception("a round among the cores failed")
+                wait = self._failed("the lease may not be renewed")
+
+    def _failed(self, what: str, **fields: str) -> float:
+        """Seconds until the next attempt. Said once."""
+        if not self._silent:
+            _log.warning(what, **fields)
+        self._silent = True
+        return min(_RETRY, self._lease.seconds / _ROUNDS)
 
     async def _renewed(self) -> bool:
         """False: this core's name is another one's."""

@@ -1,8 +1,8 @@
 """The way to the other cores of one database: calls that are theirs to answer, passed on as they came.
 
 A call goes on with the deadline, request id and cancellation of its caller and comes back as bytes, or as the error that
-the other core raised. The credential of the first caller stays here; what goes on is who it was found to be. Cores that
-went away are noticed by the call itself, within the lease by everybody.
+the other core raised. The credential of the first caller stays here; what goes on is who it was found to be. A call waits for
+as long as the other core lives: one that stands still, or whose host says nothing any more, is given up with its lease.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ __all__ = ["Peers"]
 
 #: Seconds that a change of keys or teams waits for another core that lives and does not answer.
 _REFRESH_PATIENCE = 3.0
+#: Seconds after which a call that has no answer yet looks whether the other core lives.
+_LOOK = 2.0
 #: Seconds until a caller should try again: a core that is started again is back by then.
 _RETRY_AFTER = 2.0
 _OPTIONS = [
@@ -58,12 +60,22 @@ class Peers:
         self, peer: Peer, method: str, request: bytes, caller: Caller, *, request_id: str, timeout: float | None
     ) -> bytes:
         """What ``peer`` answers to a call that is its. Raises what it raises, Unavailable when it cannot be reached."""
-        call: Any = self._channel(peer).unary_unary(method)
+        begin: Any = self._channel(peer).unary_unary(method)
+        call = begin(request, timeout=timeout, metadata=self._metadata(caller, request_id))
+        answering = asyncio.ensure_future(_answer_of(call))
         try:
-            answer: bytes = await call(request, timeout=timeout, metadata=self._metadata(caller, request_id))
+            while not (await asyncio.wait({answering}, timeout=_LOOK))[0]:
+                if not await self._roster.lives(peer.id):
+                    raise Unavailable(
+                        f"core {peer.id} on {peer.host}, whose sandbox this is, is away",
+                        retry_after=_RETRY_AFTER,
+                        should_retry=True,
+                    )
+            return answering.result()
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, peer) from error
-        return answer
+        finally:
+            answering.cancel()
 
     async def locate(
         self, peer: Peer, request: sandboxes_pb2.LocateRequest, caller: Caller, *, request_id: str
@@ -107,6 +119,12 @@ class Peers:
     def _metadata(self, caller: Caller, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
         team: Iterable[tuple[str, bytes]] = () if caller.owner is None else ((PEER_TEAM, caller.owner.encode()),)
         return ((PEER_TOKEN, self._token), ("request-id", request_id), *team)
+
+
+async def _answer_of(call: Any) -> bytes:
+    # Cancelled, this cancels the call.
+    answer: bytes = await call
+    return answer
 
 
 def _error_of(error: grpc.aio.AioRpcError, peer: Peer) -> SandgateError:

@@ -85,6 +85,11 @@ class Roster:
         async with self._engine.connect() as connection:
             return [Peer(**row) for row in (await connection.execute(query)).mappings()]
 
+    async def lives(self, core: str) -> bool:
+        query = sa.select(_ALIVE).where(_CORES.c.id == core)
+        async with self._engine.connect() as connection:
+            return bool((await connection.execute(query)).scalar_one_or_none())
+
     async def owner_of(self, sandbox_id: str) -> Owner | None:
         """None for an unknown or ended one."""
         query = (

@@ -34,7 +34,6 @@ ROUTED: Mapping[str, str] = {
     f"{_SERVICE}Fork": "id",
     f"{_SERVICE}UpdateNetwork": "id",
     f"{_SERVICE}NoteActivity": "id",
-    f"{_SERVICE}NoteActivity": "id",
 }
 #: Methods that any core answers, or asks several cores for.
 ANYWHERE = frozenset(

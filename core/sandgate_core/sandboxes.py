@@ -599,6 +599,11 @@ class Sandboxes:
                     await self._end(live, final=State.KILLED, note="its time was up")
             except SandboxNotFound:
                 return  # it had died by itself
+            except Unavailable as error:
+                # Also where another core may have taken it over: then that one acts.
+                _log.warning("a deadline could not be kept yet", sandbox=record.id, reason=error.message)
+                if not live.taken:
+                    self._expiry.set(record.id, clock.now() + _EXPIRY_RETRY)
             except Exception:
                 self._expiry.set(record.id, clock.now() + _EXPIRY_RETRY)
                 raise

@@ -1,0 +1,34 @@
+"""``sandgate doctor`` on settings that no machine is needed for."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandgate.config import load
+from sandgate.doctor import Check, _checks
+
+
+def found(what: str, **flags: object) -> Check | None:
+    """The first row of this name; what comes behind it is not tried."""
+    return next((check for check in _checks(load(flags, environment={}).settings) if check.what == what), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "text"),
+    [
+        ({}, "note", "set --core-address"),
+        ({"core_address": "10.0.0.5:8701"}, "broken", "add --grpc-listen"),
+        ({"core_address": "10.0.0.5:8701", "grpc_listen": "10.0.0.5:8702"}, "broken", "add --grpc-listen"),
+        ({"core_address": "10.0.0.5:8701", "grpc_listen": "0.0.0.0:8701"}, "ok", "10.0.0.5:8701"),
+        ({"core_address": "unix:/run/x", "grpc_listen": "unix:/run/x"}, "ok", "unix:/run/x"),
+        ({"core_address": "unix:/run/x"}, "broken", "does not listen there"),
+    ],
+)
+def test_address_for_other_cores_must_be_one_that_is_listened_on(tmp_path, flags, state, text):
+    check = found("core address", state_dir=str(tmp_path / "state"), database="postgresql://u@h/d", **flags)
+    assert check is not None
+    assert (check.state, text in check.how) == (state, True)
+
+
+def test_core_alone_needs_no_address(tmp_path):
+    assert found("core address", state_dir=str(tmp_path / "state")) is None
