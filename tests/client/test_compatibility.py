@@ -27,9 +27,15 @@ Call = Callable[[Sandbox, Options], Any]
 
 MISSING: dict[str, tuple[Call, str]] = {
     "fork": (lambda box, _: box.fork(), "does not offer fork"),
-    "create_snapshot": (lambda box, _: box.create_snapshot(), "snapshots"),
-    "update_network": (lambda box, _: box.update_network({"deny_out": ["10.0.0.0/8"]}), "network rules"),
-    "create(network=…)": (lambda _, o: Sandbox.create(network={"deny_out": ["10.0.0.0/8"]}, **o), "network rules"),
+    "create_snapshot(mode=full)": (lambda box, _: box.create_snapshot(mode="full"), "does not offer snapshots"),
+    "create(network=rules)": (
+        lambda _, o: Sandbox.create(network={"rules": {"h": [{"transform": {"headers": {"a": "b"}}}]}}, **o),
+        "network.rules",
+    ),
+    "update_network(egress_proxy=…)": (
+        lambda box, _: box.update_network({"egress_proxy": {"address": "127.0.0.1:1080"}}),
+        "egressProxy",
+    ),
     "create(volume_mounts=…)": (lambda _, o: Sandbox.create(volume_mounts={"/x": "v"}, **o), "volumeMounts"),
     "create(mcp=…)": (lambda _, o: Sandbox.create(mcp={"x": {}}, **o), "mcp"),
     "Template.build": (lambda _, o: e2b.Template.build(e2b.Template().from_base_image(), "x", **_api(o)), "templates"),
@@ -53,6 +59,77 @@ def test_what_is_missing_is_refused_by_name(sandbox: Sandbox, gateway: Gateway, 
     assert type(caught.value).__module__.startswith("e2b."), repr(caught.value)
     assert {box.sandbox_id for box in Sandbox.list(**_api(gateway.sdk_options)).next_items()} == before
     assert sandbox.is_running()
+
+
+RULES = {"allow_out": ["1.1.1.1"], "deny_out": ["0.0.0.0/0"]}
+
+
+def test_rules_that_the_process_backend_cannot_keep_are_refused_by_name(gateway: Gateway, isolation: str) -> None:
+    if isolation == "container":
+        pytest.skip("an engine keeps them")
+    box = Sandbox.create(**gateway.sdk_options)
+    try:
+        with pytest.raises(e2b.SandboxException, match="'process' does not offer network rules"):
+            box.update_network(RULES)  # type: ignore[arg-type]
+        # What changes nothing is no rule.
+        box.update_network({"allow_internet_access": True})
+        with pytest.raises(e2b.SandboxException, match="'process' does not offer network rules"):
+            Sandbox.create(network=RULES, **gateway.sdk_options)  # type: ignore[arg-type]
+    finally:
+        box.kill()
+
+
+def test_network_rules_are_checked_before_anything_is_made(gateway: Gateway) -> None:
+    """C54."""
+    for rules, named in (
+        ({"deny_out": ["example.org"]}, "denyOut"),
+        ({"allow_out": ["example.org"]}, "0.0.0.0/0"),
+        ({"allow_out": ["http://x"], "deny_out": ["0.0.0.0/0"]}, "allowOut"),
+    ):
+        with pytest.raises(e2b.SandboxException, match=named):
+            Sandbox.create(network=rules, **gateway.sdk_options)  # type: ignore[arg-type]
+
+
+def test_denying_all_is_being_without_internet(gateway: Gateway, isolation: str) -> None:
+    """C54: two ways to say it."""
+    if isolation != "bubblewrap":
+        pytest.skip("only bubblewrap separates the network")
+    box = Sandbox.create(network={"deny_out": ["0.0.0.0/0"]}, **gateway.sdk_options)
+    try:
+        assert box.commands.run("tail -n +3 /proc/net/dev | cut -d: -f1").stdout.split() == ["lo"]
+        assert box.get_info().network == {"deny_out": ["0.0.0.0/0"]}
+    finally:
+        box.kill()
+
+
+def test_a_snapshot_takes_the_place_of_one_with_its_name(gateway: Gateway, isolation: str) -> None:
+    """C51, C52."""
+    box = Sandbox.create(**gateway.sdk_options)
+    name = f"compatibility-{uuid.uuid4().hex}"
+    try:
+        if isolation == "none":
+            with pytest.raises(e2b.SandboxException, match="'process' does not offer snapshots"):
+                box.create_snapshot()
+            return
+        box.files.write("mark", "1")
+        first = box.create_snapshot(name)
+        box.files.write("mark", "2")
+        second = box.create_snapshot(name, mode="filesystem")
+        assert (second.snapshot_id, second.names) == (first.snapshot_id, [f"default/{name}:default"])
+        tagged = box.create_snapshot(f"{name}:old")
+        assert tagged.snapshot_id != first.snapshot_id
+        listed = Sandbox.list_snapshots(name=name, **_api(gateway.sdk_options)).next_items()
+        assert {item.snapshot_id for item in listed} == {first.snapshot_id, tagged.snapshot_id}
+        copy = Sandbox.create(f"default/{name}", **gateway.sdk_options)
+        assert copy.files.read("mark") == "2"
+        copy.kill()
+        assert e2b.Template.exists(name, **_api(gateway.sdk_options)) is True
+        # By a name with a slash and a tag as well as by id.
+        assert Sandbox.delete_snapshot(f"default/{name}:old", **_api(gateway.sdk_options)) is True
+        assert Sandbox.delete_snapshot(first.snapshot_id, **_api(gateway.sdk_options)) is True
+        assert Sandbox.list_snapshots(name=name, **_api(gateway.sdk_options)).next_items() == []
+    finally:
+        box.kill()
 
 
 def test_a_repeated_create_answers_with_the_same_sandbox(gateway: Gateway) -> None:

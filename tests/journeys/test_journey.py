@@ -71,6 +71,7 @@ STEPS = (
     "pause_again",
     "connect_resumes",
     "pause_files_only",
+    "snapshots",
     "pause_at_the_end",
     "traffic_wakes",
     "get_host",
