@@ -63,7 +63,7 @@ class Firewall:
         self._boxes: dict[str, tuple[ipaddress.IPv4Address, tuple[str, ...]]] = {}
 
     @classmethod
-    async def open(cls, settings: DockerSettings, engine: Engine, network: Network, gateway: str) -> Firewall | None:
+    def open(cls, settings: DockerSettings, engine: Engine, network: Network, gateway: str) -> Firewall | None:
         """None where the gateway cannot or may not; the log says why that matters."""
         if not settings.firewall:
             return None
@@ -93,10 +93,16 @@ class Firewall:
                     f"backend 'docker' keeps network rules for addresses and ranges, not for names: '{rule}'"
                 ) from None
 
+    def note(self, box: str, address: ipaddress.IPv4Address | None, egress: Egress) -> None:
+        """What a sandbox of an earlier start has; it holds from the next change on."""
+        if address is not None and egress.internet and not egress.open:
+            self._boxes[box] = address, tuple(_rules(box, egress))
+
     async def ensure(self) -> None:
         """The rules for all sandboxes, in place of those of an earlier start."""
         async with self._lock:
-            await self._restore([f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()])
+            boxes = [line for box, (_, rules) in self._boxes.items() for line in (f":{_chain(box)} - [0:0]", *rules)]
+            await self._restore([*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()])
             for hook, chain in ((_HOOK, self._out), ("INPUT", self._in)):
                 jump = ["-i", self._network.bridge, "-j", chain]
                 if not await self._run("-C", hook, *jump, may_fail=True):

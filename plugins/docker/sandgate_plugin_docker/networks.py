@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sandgate_errors import NotFound, Unavailable
+from sandgate_errors import Unavailable
 from sandgate_plugin_docker.containers import LABEL
 from sandgate_plugin_docker.engine import Details, Engine, Refused
 
@@ -61,20 +61,19 @@ class Network:
             },
         }
 
-    async def admit(self, container: str, *, network: str, internet: bool) -> None:
+    async def admit(self, details: Details, *, network: str, internet: bool) -> None:
         """Let a container be on ``network`` and on no other, or on none."""
-        details = await self._engine.inspect(container)
-        if details is None:
-            raise NotFound("the sandbox does not exist any more")
+        container = details["Id"]
         current = set((details["NetworkSettings"].get("Networks") or {}).keys())
         wanted = network if internet else NONE
-        for other in sorted(current - {wanted}):
-            await self._engine.leave(other, container)
-        if wanted not in current:
-            try:
+        try:
+            for other in sorted(current - {wanted}):
+                await self._engine.leave(other, container)
+            if wanted not in current:
                 await self._engine.join(wanted, container)
-            except Refused as refused:
-                raise Unavailable("the sandbox's network cannot be changed at the moment") from refused
+        except Refused as refused:
+            _log.error("a sandbox's network cannot be changed: %s", refused)
+            raise Unavailable("the sandbox's network cannot be changed at the moment") from refused
 
 
 def address_in(details: Details) -> ipaddress.IPv4Address | None:

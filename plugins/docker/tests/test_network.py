@@ -1,0 +1,151 @@
+"""Where a sandbox may go: rules that the packet filter keeps, beside the network that is always closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sandgate_errors import CapabilityMissing, InvalidArgument, Unavailable
+from sandgate_plugin_api import Capability, Egress
+from sandgate_testing.engine import docker
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root sets packet filter rules"),
+    # One address range of this machine.
+    pytest.mark.xdist_group("docker-outside"),
+]
+
+#: Of the ranges for documentation: public as far as rules go, and nobody's.
+_OUTSIDE = "198.51.100.2"
+
+
+@pytest.fixture
+def outside() -> Iterator[str]:
+    """Somebody on the internet, with a web server: a network namespace of this machine."""
+    name, here, there = f"sgt{os.getpid()}", f"sgh{os.getpid()}", f"sgn{os.getpid()}"
+    steps = [
+        f"netns add {name}",
+        f"link add {here} type veth peer name {there}",
+        f"link set {there} netns {name}",
+        f"addr add 198.51.100.1/30 dev {here}",
+        f"link set {here} up",
+        f"-n {name} addr add {_OUTSIDE}/30 dev {there}",
+        f"-n {name} link set {there} up",
+        f"-n {name} link set lo up",
+        f"-n {name} route add default via 198.51.100.1",
+    ]
+    server = None
+    try:
+        for step in steps:
+            subprocess.run(["ip", *step.split()], check=True, capture_output=True)
+        code = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, h.ThreadingHTTPServer, port=8080)"
+        server = subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, "-c", code],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/proc/self/fdinfo",
+        )
+        yield _OUTSIDE
+    finally:
+        if server is not None:
+            server.kill()
+            server.wait()
+        subprocess.run(["ip", "link", "del", here], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def reaches(run):
+    async def reaches(placement, address: str, port: int = 8080) -> bool:
+        probe = f"for i in 1 2 3 4 5 6; do timeout 2 bash -c ': < /dev/tcp/{address}/{port}' && exit 0; sleep 0.3; done"
+        # A refusal by the packet filter is an answer, so nothing is waited for.
+        return (await run(placement, f"( {probe}; exit 1 ) 2>/dev/null", "root"))[0] == 0
+
+    return reaches
+
+
+async def test_rules_hold_from_the_first_moment_and_change_at_once(gateway, backend, outside, reaches):
+    """C54: allow wins over deny; an update replaces all; other sandboxes are not affected."""
+    assert Capability.NETWORK_RULES in backend.capabilities
+    free = await gateway.create(backend)
+    bound = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
+    assert await reaches(free, outside)
+    assert not await reaches(bound, outside)
+    await backend.update_egress(bound.handle, Egress(allow=(f"{outside}/32",), deny=("0.0.0.0/0",)))
+    assert await reaches(bound, outside)
+    await backend.update_egress(bound.handle, Egress(deny=("198.51.100.0/24",)))
+    assert not await reaches(bound, outside)
+    await backend.update_egress(bound.handle, Egress())
+    assert await reaches(bound, outside)
+    assert await reaches(free, outside)
+
+
+async def test_internet_access_can_be_taken_and_given_while_it_runs(gateway, backend, outside, reaches):
+    placement = await gateway.create(backend)
+    await backend.update_egress(placement.handle, Egress(internet=False))
+    assert not await reaches(placement, outside)
+    await backend.update_egress(placement.handle, Egress())
+    assert await reaches(placement, outside)
+
+
+async def test_rules_outlive_pauses_and_the_core(gateway, outside, reaches):
+    rules = Egress(deny=("0.0.0.0/0",))
+    async with gateway.backend() as backend:
+        placement = await gateway.create(backend, egress=rules)
+        handle = await backend.pause(placement.handle, memory=False)
+        # Its address may be somebody else's meanwhile.
+        other = await gateway.create(backend)
+        assert await reaches(other, outside)
+        placement = await backend.resume(handle)
+        assert not await reaches(placement, outside)
+        handle = await backend.pause(placement.handle, memory=True)
+    async with gateway.backend() as backend:
+        placement = await backend.resume(handle)
+        assert not await reaches(placement, outside)
+        assert await reaches(other, outside)
+
+
+async def test_private_ranges_stay_closed_whatever_is_allowed(gateway, backend, outside, reaches):
+    placement = await gateway.create(backend, egress=Egress(allow=("0.0.0.0/0", "169.254.0.0/16", "10.0.0.0/8")))
+    assert await reaches(placement, outside)
+    for address in ("169.254.169.254", "10.255.255.1", "192.168.0.1"):
+        assert not await reaches(placement, address, 80)
+
+
+async def test_rules_for_names_are_refused(gateway, backend):
+    with pytest.raises(InvalidArgument, match=r"'\*\.example\.org'"):
+        await gateway.create(backend, egress=Egress(allow=("*.example.org",), deny=("0.0.0.0/0",)))
+    assert not gateway.containers()
+
+
+async def test_without_the_packet_filter_rules_are_refused_by_name(gateway):
+    async with gateway.backend(firewall=False) as backend:
+        assert Capability.NETWORK_RULES not in backend.capabilities
+        with pytest.raises(CapabilityMissing, match="network rules"):
+            await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
+
+
+async def test_network_that_somebody_removed_is_made_again(gateway, backend, run):
+    docker("network", "rm", f"sandgate-{gateway.id}")
+    request = await gateway.request(backend)
+    with pytest.raises(Unavailable) as error:
+        await backend.create(request, backend.reserve(request))
+    assert error.value.retry_after
+    assert await run(await gateway.create(backend), "true", "root") == (0, "")
+
+
+async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside, reaches):
+    templates = {"base": {"image": gateway.images.debian(), "warm": 1}}
+    async with gateway.backend(templates=templates) as backend:
+        for _ in range(600):
+            if backend._pools["base"]._ready:
+                break
+            await asyncio.sleep(0.1)
+        placement = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
+        assert str(placement.handle["box"]).startswith("w")
+        assert not await reaches(placement, outside)
