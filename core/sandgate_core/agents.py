@@ -7,7 +7,6 @@ than a call. The number of idle ones is bounded; one in use is never closed for 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ import structlog
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_core import clock
 from sandgate_core.records import SandboxRecord
-from sandgate_core.samples import Sample
+from sandgate_core.samples import Sample, percent
 from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 from sandgate_tracing import Tracing
@@ -155,7 +154,7 @@ class Agents:
             # Not the agent's: what comes from a sandbox is not to be trusted with the order of things.
             at=clock.now(),
             cpu_count=usage.cpu_count,
-            cpu_used_pct=min(100.0, max(0.0, usage.cpu_used_pct)) if math.isfinite(usage.cpu_used_pct) else 0.0,
+            cpu_used_pct=percent(usage.cpu_used_pct),
             mem_total=usage.mem_total,
             mem_used=usage.mem_used,
             mem_cache=usage.mem_cache,

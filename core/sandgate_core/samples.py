@@ -6,6 +6,7 @@ last hour stays at full resolution, what is older gets coarser, and nothing of t
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import structlog
 
 from sandgate_core.store import Piece
 
-__all__ = ["LONGEST_SERIES", "Sample", "Series"]
+__all__ = ["LONGEST_SERIES", "Sample", "Series", "percent"]
 
 #: Samples kept of one sandbox: at one in five seconds, half of them are the last hour.
 LONGEST_SERIES = 1440
@@ -48,6 +49,11 @@ class Sample:
             at=at, cpu_count=count, cpu_used_pct=pct, mem_total=mem_total, mem_used=mem_used, mem_cache=mem_cache,
             disk_used=disk_used, disk_total=disk_total,
         )  # fmt: skip
+
+
+def percent(told: float) -> float:
+    """What was told as a percentage, as one: no JSON can carry "not a number"."""
+    return min(100.0, max(0.0, told)) if math.isfinite(told) else 0.0
 
 
 class Series:

@@ -114,7 +114,7 @@ class Sandboxes:
             table=self._table, backends=backends, agents=agents, ending=self._ending, expiry=self._expiry
         )
         self._repeats = Repeats(store)
-        self._metrics = Metrics(table=self._table, agents=agents, store=store)
+        self._metrics = Metrics(table=self._table, backends=backends, agents=agents, store=store)
         self._quotas = Quotas(teams, self._table, store)
         rows = SnapshotTable(store)
         self.templates = Templates(backends, rows, default=default_backend)
@@ -239,7 +239,8 @@ class Sandboxes:
         name = parse_sandbox_id(sandbox_id)
         live = self._table.get(name)
         record = await self._store.find(name) if live is None else live.record
-        if record is None or not caller.sees(record.owner) or not (record.state.shown or record.state.ended):
+        # One that is being ended has a history before and after that; one that is being made is known to nobody yet.
+        if record is None or not caller.sees(record.owner) or record.state is State.CREATING:
             raise SandboxNotFound.of(name)
         return await self._store.history(name)
 

@@ -8,6 +8,7 @@ import pytest
 
 from sandgate_core import metrics
 from sandgate_core.samples import LONGEST_SERIES, Sample, Series
+from sandgate_plugin_api import Usage
 
 SECOND = 1_000_000
 
@@ -91,6 +92,21 @@ async def test_running_sandbox_is_measured_and_its_agent_not_believed(core):
     assert found[0].mem_used == 5
     assert await samples_of(core.owner, "i" + "0" * 20) == []
     assert [len(found) for found in await samples_of(core.owner, sandbox.id, latest=True)] == [1]
+
+
+async def test_backend_that_measures_is_asked_instead_of_the_agent(deployment, world):
+    async def usage(handle):
+        world.asked = handle
+        return Usage(
+            cpu_count=3, cpu_used_pct=12.5, mem_total=100, mem_used=50, mem_cache=5, disk_used=2**41, disk_total=2**42
+        )
+
+    deployment.backend.usage = usage
+    async with deployment.core() as core:
+        sandbox = await core.owner.create()
+        (found, *_) = await until_measured(core.owner, sandbox.id)
+        assert (found.cpu_count, found.cpu_used_pct, found.mem_used, found.disk_used) == (3, 12.5, 50, 2**41)
+        assert world.asked["id"] == sandbox.id
 
 
 async def test_agent_that_hangs_holds_up_no_other(core, world, monkeypatch):
