@@ -60,6 +60,11 @@ def settings(**changes: object) -> bytes:
         (settings(listen="127.0.0.1:99999"), "<port>"),
         (settings(listen="127.0.0.1:0"), "<port>"),
         (settings(listen="/a/path"), "<port>"),
+        (settings(folder=2, listen="unix:/proc/self/fd/2/s"), "descriptor"),
+        (settings(folder=True), "descriptor"),
+        (settings(folder=5), "/proc/self/fd/<folder>"),
+        (settings(tls={"certificate": "c"}, listen="127.0.0.1:1"), "key"),
+        (settings(tls={"certificate": "c", "key": "k"}), "listens on a port"),
     ],
 )
 def test_bad_settings_are_one_line_for_the_operator(line: bytes, text: str) -> None:
@@ -168,3 +173,75 @@ async def test_agent_serves_tcp_too() -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_folder_that_was_handed_over_is_nowhere_left_once_it_listens(tmp_path: Path) -> None:
+    """Whoever could find its descriptor in a process of the sandbox could put something else in the socket's place."""
+    folder = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sandgate_agent"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(folder,),
+        cwd="/",
+    )
+    os.close(folder)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(settings(listen=f"unix:/proc/self/fd/{folder}/s", folder=folder))
+        assert json.loads(await process.stdout.readline()) == {"ready": True}
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+            call = process_pb2_grpc.ProcessStub(channel).Start(
+                process_pb2.StartRequest(process=process_pb2.ProcessConfig(cmd="/bin/sleep", args=["60"]), stdin=False),
+                metadata=(("agent-token", "t"), ("acting-user-bin", b"user")),
+            )
+            assert (await call.read()).event.start.pid
+            group = [process.pid, *descendants(process.pid)]
+            assert len(group) >= 4
+            for pid in group:
+                held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+                assert str(tmp_path) not in held
+            call.cancel()
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 10)
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(each for child in children for each in descendants(child))]
+
+
+async def test_agent_on_a_port_serves_by_tls_where_it_is_given_a_certificate(tmp_path: Path) -> None:
+    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    argv += ["-subj", "/CN=agent", "-addext", "subjectAltName=DNS:agent"]
+    argv += ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "certificate")]
+    await asyncio.to_thread(subprocess.run, argv, check=True, capture_output=True)
+    certificate = (tmp_path / "certificate").read_text()
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sandgate_agent"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        tls = {"certificate": certificate, "key": (tmp_path / "key").read_text()}
+        process.stdin.write(settings(listen=f"127.0.0.1:{port}", tls=tls))
+        assert json.loads(await process.stdout.readline()) == {"ready": True}
+        metadata = (("agent-token", "t"),)
+        options = (("grpc.ssl_target_name_override", "agent"),)
+        credentials = grpc.ssl_channel_credentials(certificate.encode())
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+            await process_pb2_grpc.ProcessStub(channel).List(process_pb2.ListRequest(), metadata=metadata)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await process_pb2_grpc.ProcessStub(channel).List(
+                    process_pb2.ListRequest(), metadata=metadata, timeout=5
+                )
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 10)

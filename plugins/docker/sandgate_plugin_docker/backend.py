@@ -71,7 +71,6 @@ class DockerBackend(Backend):
         self._pools: dict[str, WarmPool] = {}
         #: Names of the containers that are the pools': made or being made, and given to nobody.
         self._spare: set[str] = set()
-        self._meter = Meter()
 
     async def open(self) -> None:
         self._settings = DockerSettings.read(self._context.settings)
@@ -90,6 +89,7 @@ class DockerBackend(Backend):
         self._closing.push_async_callback(self._engine.close)
         info = await self._engine.info()
         check_engine(info)
+        self._meter = Meter(Path(info["DockerRootDir"]) if self._engine.is_local else None)
         identity = self._identity = await asyncio.to_thread(Identity.of, state)
         bundle = self._bundle = await asyncio.to_thread(
             make_portable, state, entrance=Path(__file__).with_name("enter.py")

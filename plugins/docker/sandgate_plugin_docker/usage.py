@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sandgate_plugin_api import Usage
@@ -18,7 +19,9 @@ _REMEMBERED = 4096
 class Meter:
     """CPU use is counted between two questions."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Path | None) -> None:
+        """``disk`` is where the engine keeps layers; None: nowhere on this machine."""
+        self._disk = disk
         self._last: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def measure(self, name: str, stats: Mapping[str, Any]) -> Usage | None:
@@ -36,15 +39,26 @@ class Meter:
         # Version 1 of control groups counts what is below as well, under another name.
         cache = int(details.get("total_inactive_file", details.get("inactive_file", 0)))
         host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        used, total = self._space()
         return Usage(
             cpu_count=int(cpu.get("online_cpus") or 1),
             cpu_used_pct=_share(earlier, now),
             mem_total=int(memory.get("limit") or host),
             mem_used=max(0, int(memory["usage"]) - cache),
             mem_cache=cache,
-            disk_used=0,
-            disk_total=0,
+            disk_used=used,
+            disk_total=total,
         )
+
+    def _space(self) -> tuple[int, int]:
+        """Of the disk that all layers share; nothing where it cannot be seen."""
+        try:
+            state = os.statvfs(self._disk) if self._disk is not None else None
+        except OSError:
+            state = None
+        if state is None:
+            return 0, 0
+        return (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_blocks * state.f_frsize
 
     def forget(self, name: str) -> None:
         self._last.pop(name, None)

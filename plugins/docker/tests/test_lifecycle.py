@@ -154,3 +154,6 @@ async def test_usage_is_of_the_container_alone(gateway, run):
         assert usage.mem_total == 256 * 2**20
         assert 0 < usage.mem_used < 256 * 2**20
         assert 0 <= usage.cpu_used_pct <= 100
+        assert 0 < usage.disk_used < usage.disk_total
+        await backend.destroy(placement.handle)
+        assert await backend.usage(placement.handle) is None
