@@ -18,19 +18,21 @@ from google.protobuf.duration_pb2 import Duration
 from sandgate_api.core.v1 import sandboxes_pb2, sandboxes_pb2_grpc
 from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_testing.leftovers import processes_of, sandboxes_of
+from sandgate_testing.requirements import need
 
 TOKEN = "the-internal-token-of-this-test"
 KEY = "e2b_" + "ab" * 20
 #: More steps than any operation has; guards against one that never ends.
 MANY = 40
-PASSING = {"creating", "killing", "pausing", "resuming"}
+PASSING = {"creating", "killing", "pausing", "resuming", "snapshotting"}
 pytestmark = pytest.mark.timeout(600)
 
 
 class Core:
     """The core in a process of its own."""
 
-    def __init__(self, deployment, *, crash_at=0):
+    def __init__(self, deployment, *, crash_at=0, isolation="none"):
+        self._isolation = isolation
         self._deployment = deployment
         self._armed = deployment.folder / "armed"
         self._armed.unlink(missing_ok=True)
@@ -40,7 +42,7 @@ class Core:
         folder = self._deployment.folder
         settings = {
             "state_dir": str(folder), "runtime_dir": str(folder), "database": self._deployment.database,
-            "default_backend": "process", "backends": {"process": {"isolation": "none", "warm": 0}},
+            "default_backend": "process", "backends": {"process": {"isolation": self._isolation, "warm": 0}},
             "internal_token": TOKEN, "seed": "5e" * 32, "first_key": KEY, "first_key_given": True,
             "envd_version": "0.6.13",
         }  # fmt: skip
@@ -96,13 +98,13 @@ class Core:
         return True
 
 
-async def crash_at_each_step(deployment, prepare, operation, judge):
+async def crash_at_each_step(deployment, prepare, operation, judge, *, isolation="none"):
     """Run ``operation`` with a crash at its first step, its second, and so on, until it comes to its end without one."""
     for number in range(1, MANY):
-        async with Core(deployment, crash_at=number) as core:
+        async with Core(deployment, crash_at=number, isolation=isolation) as core:
             subject = await prepare(core)
             done = await core.survives(lambda core: operation(core, subject))  # noqa: B023 - called at once
-        async with Core(deployment) as core:
+        async with Core(deployment, isolation=isolation) as core:
             await in_order(deployment, core)
             await judge(core, subject, done=done)
             for sandbox_id in await core.shown():
@@ -183,5 +185,52 @@ async def test_crash_in_resume_leaves_a_sandbox_that_can_be_resumed(deployment):
         prepare,
         lambda core, subject: core.call("Connect", id=subject, timeout=Duration(seconds=600)),
         judge,
+    )
+    assert steps > 6
+
+
+def snapshots_of(folder):
+    """What the backend keeps, whole or half made."""
+    place = folder / "backends" / "process" / "snapshots"
+    return {path.name for path in place.iterdir()} if place.exists() else set()
+
+
+async def rows_and_copies_agree(deployment):
+    """What was left over is given up soon after a start: every copy has its row, every row its copy."""
+    async with asyncio.timeout(60):
+        while True:
+            rows = dict(await deployment.sql("SELECT content, state FROM snapshots"))
+            if set(rows.values()) <= {"ready"} and snapshots_of(deployment.folder) == set(rows):
+                return rows
+            await asyncio.sleep(0.05)
+
+
+async def test_crash_in_a_snapshot_leaves_a_whole_one_or_none_and_a_sandbox_that_runs(deployment):
+    """Of the second one with a name, so that one is there that it replaces."""
+    need("bubblewrap")
+
+    async def prepare(core):
+        subject = await core.create()
+        await core.call("CreateSnapshot", id=subject, name="kept")
+        return subject
+
+    async def judge(core, subject, *, done):
+        assert set(await core.shown()) == {subject}
+        rows = await rows_and_copies_agree(deployment)
+        assert len(rows) == 1
+        assert len((await core.call("ListSnapshots")).snapshots) == 1
+        await core.call("Create", template_id="kept", timeout=Duration(seconds=600))
+        # The next snapshot of the sandbox is not in the way of anything.
+        await core.call("CreateSnapshot", id=subject)
+        for snapshot in (await core.call("ListSnapshots")).snapshots:
+            await core.call("DeleteSnapshot", id=snapshot.id)
+        assert await rows_and_copies_agree(deployment) == {}
+
+    steps = await crash_at_each_step(
+        deployment,
+        prepare,
+        lambda core, subject: core.call("CreateSnapshot", id=subject, name="kept"),
+        judge,
+        isolation="bubblewrap",
     )
     assert steps > 6
