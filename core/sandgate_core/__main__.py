@@ -41,7 +41,8 @@ def main() -> int:
         # A channel and a watched process for each sandbox: the usual 1,024 would end at a few hundred of them.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        asyncio.run(_run(settings, answer))
+        # Never closed: that waits for every task, and one may be a plugin's that does not obey. All that is ours has ended.
+        asyncio.Runner().run(_run(settings, answer))
     except SandgateError as error:
         return _give_up(answer, error.message)
     except OSError as error:
@@ -136,4 +137,7 @@ def _write(answer: IO[str], line: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -42,7 +42,8 @@ def main() -> int:
         logs.configure(settings.log_level)
         keep_freed_pieces()
         _allow_descriptors()
-        uvloop.run(_serve(settings))
+        # Never closed: that waits for every task, and one may be a plugin's that does not obey. All that is ours has ended.
+        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings))
     except _NotReady as error:
         _say({"ready": False, "error": str(error)})
         return 1
@@ -120,4 +121,6 @@ def _say(answer: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ import pytest
 from sandgate_testing.gateway import Gateway
 
 numbers = itertools.count()
-HOUSE = (Path(__file__).parent / "house.py").read_text()
 
 
 class Installer:
@@ -77,17 +76,23 @@ def plugged() -> Iterator[Gateways]:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway with the plugin of ``house.py``, shared by a module's tests."""
-    folder = tmp_path_factory.mktemp("house")
-    installer, gateways = Installer(folder / "installed"), Gateways()
-    installer("dist-house", HOUSE, entry="house")
-    (config := folder / "gateway.toml").write_text('[plugins.house]\ngreeting = "hello"\n')
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gateway]]:
+    """Starts a gateway that all tests of a module share, with one plugin installed."""
+    folder, gateways = tmp_path_factory.mktemp("shared"), Gateways()
+    installer = Installer(folder / "installed")
+    started: list[Gateway] = []
+
+    def start(code: str, *, distribution: str, entry: str, config: str) -> Gateway:
+        installer(distribution, code, entry=entry)
+        (file := folder / "gateway.toml").write_text(config)
+        started.append(gateways(file))
+        return started[-1]
+
     with path_with(installer.folder):
         try:
-            gateway = gateways(config)
-            yield gateway
-            gateway.stop()
-            assert gateway.remains() == []
+            yield start
+            for gateway in started:
+                gateway.stop()
+                assert gateway.remains() == []
         finally:
             gateways.discard()

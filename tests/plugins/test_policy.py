@@ -18,6 +18,11 @@ HOUSE = (Path(__file__).parent / "house.py").read_text()
 pytestmark = pytest.mark.xdist_group("plugins")
 
 
+@pytest.fixture(scope="module")
+def house(shared: Callable[..., Gateway]) -> Gateway:
+    return shared(HOUSE, distribution="dist-house", entry="house", config='[plugins.house]\ngreeting = "hello"\n')
+
+
 def notes(gateway: Gateway) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (gateway.state_dir / "plugins/house/notes").read_text().splitlines()]
 
