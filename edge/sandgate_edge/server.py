@@ -36,6 +36,8 @@ _HEAD_SECONDS = 30.0
 _LINGER_SECONDS = 10.0
 # At the end: what a unary call or a transfer may still take before it is cut off.
 _DRAIN_SECONDS = 5.0
+# What a handler may take to end after it was cut off.
+_CANCEL_SECONDS = 1.0
 _BACKLOG = 1024
 # A path of 4,096 bytes, each escaped, with a signature behind it.
 _MAX_LINE_BYTES = 16 * 1024
@@ -111,6 +113,25 @@ class _Connection(web.RequestHandler):
             self._last_body = self._messages[-1][1]
         elif begins_head and data and self._head_timer is None:
             self._await_head()
+
+    def close(self) -> None:
+        """At the end of the edge: no further request. One that is under way is left to :meth:`shutdown`."""
+        if not self._request_in_progress:
+            super().close()
+
+    async def shutdown(self, timeout: float | None = _DRAIN_SECONDS) -> None:
+        """Ends the connection. A request that is under way has time to be answered; aiohttp would drop the rest of its body."""
+        if self._request_in_progress:
+            self._handler_waiter = self._loop.create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._handler_waiter
+            except TimeoutError:
+                timeout = _CANCEL_SECONDS
+            finally:
+                self._handler_waiter = None
+        super().close()
+        await super().shutdown(timeout)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # None, which closes the connection, is what aiohttp wants
         """After a change of protocol a client may end its side and still read; before it, it has left."""
