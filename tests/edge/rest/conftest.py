@@ -37,7 +37,7 @@ class AgentBackend(Backend):
     """Sandboxes that are an agent process and a home folder."""
 
     name = "local"
-    capabilities = frozenset({Capability.PAUSE, Capability.PAUSE_FILESYSTEM})
+    capabilities = frozenset({Capability.PAUSE, Capability.PAUSE_FILESYSTEM, Capability.SNAPSHOT})
     #: Templates that cannot be made, and what the backend says to them.
     FAILING: ClassVar = {
         "broken": Internal("the sandbox could not be started"),
@@ -47,6 +47,8 @@ class AgentBackend(Backend):
 
     def __init__(self, folder):
         self._folder = folder
+        #: What a copy waits for, if anything.
+        self.copying = None
         self._agents = {}
         self._placements = {}
 
@@ -67,8 +69,21 @@ class AgentBackend(Backend):
     async def create(self, request, handle):
         if request.template.id in self.FAILING:
             raise self.FAILING[request.template.id]
-        (self._folder / request.sandbox_id).mkdir()
+        home = self._folder / request.sandbox_id
+        if request.snapshot is None:
+            home.mkdir()
+        else:
+            shutil.copytree(self._folder / request.snapshot["snapshot_id"], home)
         return await self._start(request.sandbox_id)
+
+    async def snapshot(self, handle, *, snapshot_id):
+        if self.copying is not None:
+            await self.copying.wait()
+        shutil.copytree(self._folder / handle["id"], self._folder / snapshot_id)
+        return {"snapshot_id": snapshot_id}
+
+    async def delete_snapshot(self, snapshot):
+        shutil.rmtree(self._folder / snapshot["snapshot_id"], ignore_errors=True)
 
     async def _start(self, sandbox_id):
         home = self._folder / sandbox_id
