@@ -153,7 +153,9 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             location.agent.CopyFrom(sandboxes_pb2.AgentAddress(target=self._relay(), token=token, relay=True))
         return location
 
-    async def LocateStream(self, requests: AsyncIterator[sandboxes_pb2.LocateStreamRequest], context: Any) -> None:  # noqa: N802
+    async def LocateStream(  # type: ignore[override]  # noqa: N802 - the stubs know no handler that writes to its context
+        self, requests: AsyncIterator[sandboxes_pb2.LocateStreamRequest], context: Any
+    ) -> None:
         caller = current()
         caller.must_be_internal()
         answering = asyncio.create_task(self._answer(requests, context, caller))
