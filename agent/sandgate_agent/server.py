@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -88,6 +89,8 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     try:
         await _listen(server, settings)
         _warm_usual_account(accounts, launcher)
+        # What was loaded stays for good: a collection that walks all of it holds every call up.
+        gc.freeze()
         ready()
         status = await stop
         if status != 0:
