@@ -69,8 +69,12 @@ class Call:
         return float(int(text) if readable else 0) or _DEFAULT_KEEPALIVE
 
     async def send(self, message: Message) -> None:
+        await self.send_encoded(message.SerializeToString())
+
+    async def send_encoded(self, message: bytes) -> None:
+        """Send a message that is on the wire's form already."""
         try:
-            await self._context.write(message.SerializeToString())
+            await self._context.write(message)
         except grpc.aio.InternalError:
             # What a write ends with that waited for a client which then left; the cancellation comes after it.
             raise Canceled("the caller went away") from None

@@ -20,8 +20,8 @@ from sandgate_errors import Internal, InvalidArgument, NoSpace, SandgateError
 
 __all__ = ["PIECE_SIZE", "Reader", "Writer", "begin_to_write"]
 
-#: Large enough that the hop to a thread and the message around it do not count.
-PIECE_SIZE = 512 * 1024
+#: Large enough that the hop to a thread and the message around it do not count; one frame of HTTP/2 with its message.
+PIECE_SIZE = 1024 * 1024 - 64
 #: Never waits for another side, and never takes a terminal over.
 _SAFE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -102,6 +102,11 @@ class Reader(_OpenFile):
                 raise _content_error(error, self._fd, self.path) from None
             self._position += len(data)
             return data
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing is left, as far as can be told without reading."""
+        return self._end is not None and self._position >= self._end
 
     def _last_byte(self, offset: int, length: int | None) -> int | None:
         # A virtual file reports 0 and is read until it gives nothing (D12). Any other ends where it ended at first: one

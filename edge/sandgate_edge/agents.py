@@ -11,25 +11,29 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
-from sandgate_api.agent.v1 import agent_pb2_grpc
+from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2_grpc
 from sandgate_edge.core_client import MAX_METADATA_BYTES, Located
+from sandgate_edge.rest.file_parts import Part, part_of
 from sandgate_errors import SandgateError
 from sandgate_errors.grpc import from_status
 from sandgate_tracing import Tracing
 
-__all__ = ["Agents", "error_of"]
+__all__ = ["Agents", "ReadFile", "error_of"]
+
+ReadFile: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[agent_pb2.ReadFileRequest, Part]"
 
 _MAX_CHANNELS = 1024
 # An agent ends its side of a stream right after the last message.
 _LAST_WORD_SECONDS = 1.0
 # Room for what surrounds the largest payload: field tags, a second field, framing.
 _SLACK_BYTES = 1024 * 1024
+_READ_FILE = "/sandgate_api.agent.v1.Agent/ReadFile"
 # A host that lost its power says nothing: without being asked, its connection looks well.
 _TO_ANOTHER_HOST = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
@@ -69,6 +73,10 @@ class Agents:
 
     def agent(self, located: Located) -> agent_pb2_grpc.AgentAsyncStub:
         return self._line(located).agent
+
+    def read_file(self, located: Located) -> ReadFile:
+        """``Agent.ReadFile``, whose content does not pass through protobuf."""
+        return self._line(located).read_file
 
     def metadata(
         self,
@@ -160,12 +168,23 @@ class _Line:
             filesystem_pb2_grpc.FilesystemStub(self.channel)
         )
         self.agent: agent_pb2_grpc.AgentAsyncStub = self._counted(agent_pb2_grpc.AgentStub(self.channel))
+        self.read_file: ReadFile = self._watched(
+            "ReadFile",
+            self.channel.unary_stream(
+                _READ_FILE,
+                request_serializer=agent_pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=part_of,
+            ),
+        )
 
     def _counted(self, stub: Any) -> Any:
         for name, method in vars(stub).items():
-            counted = self._counting(method)
-            setattr(stub, name, counted if self._tracing is None else self._traced(name, counted, self._tracing))
+            setattr(stub, name, self._watched(name, method))
         return stub
+
+    def _watched(self, name: str, method: Callable[..., Any]) -> Any:
+        counted = self._counting(method)
+        return counted if self._tracing is None else self._traced(name, counted, self._tracing)
 
     def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def begin(*args: Any, **kwargs: Any) -> Any:

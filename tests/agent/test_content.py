@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from sandgate_agent.content import PIECE_SIZE
 from sandgate_api.agent.v1 import agent_pb2 as pb
 from sandgate_testing.agent_process import Agent, code_of, eventually
 
@@ -27,7 +28,9 @@ async def header(agent: Agent, path: str) -> pb.ReadFileResponse.Header:
     return only.header
 
 
-@pytest.mark.parametrize("size", [0, 1, 262_143, 262_144, 262_145, 3_000_001])
+@pytest.mark.parametrize(
+    "size", [0, 1, 127, 128, 16_383, 16_384, PIECE_SIZE - 1, PIECE_SIZE, PIECE_SIZE + 1, 3_000_001]
+)
 async def test_content_comes_back_as_it_went(any_agent: Agent, size: int) -> None:
     """D11, D23, D24, B26."""
     data = os.urandom(size)

@@ -26,6 +26,9 @@ __all__ = ["AgentService"]
 
 _File = TypeVar("_File", Reader, Writer)
 
+#: The field's number and the type of what has a length in front.
+_DATA_TAG = pb.ReadFileResponse.DATA_FIELD_NUMBER << 3 | 2
+
 _KEEPS: Mapping[int, LogCommands] = {
     pb.LOG_COMMANDS_TAGGED: LogCommands.TAGGED,
     pb.LOG_COMMANDS_ALL: LogCommands.ALL,
@@ -76,9 +79,10 @@ class AgentService:
         length = request.length if request.HasField("length") else None
         reader = await _opened(lambda: Reader(path, offset=request.offset, length=length))
         try:
-            await call.send(pb.ReadFileResponse(header=_header(reader)))
-            if not request.header_only:
-                await _send_content(reader, call)
+            if request.header_only:
+                await call.send(pb.ReadFileResponse(header=_header(reader)))
+            else:
+                await _send_file(reader, call)
         finally:
             _close(reader)
 
@@ -167,17 +171,32 @@ def _close(file: Reader | Writer) -> None:
         asyncio.get_running_loop().run_in_executor(None, file.close)
 
 
-async def _send_content(reader: Reader, call: Call) -> None:
+async def _send_file(reader: Reader, call: Call) -> None:
     loop = asyncio.get_running_loop()
-    data = await asyncio.to_thread(reader.read)
-    while data:
-        # The next piece is read while this one is sent.
-        ahead = loop.run_in_executor(None, reader.read)
+    message = pb.ReadFileResponse(header=_header(reader)).SerializeToString()
+    while True:
+        # The next piece is read while this one is sent. At the end there is none, and a change of threads less.
+        ahead = None if reader.at_end else loop.run_in_executor(None, reader.read)
         try:
-            await call.send(pb.ReadFileResponse(data=data))
-            data = await ahead
+            await call.send_encoded(message)
+            data = b"" if ahead is None else await ahead
         finally:
-            _leave(ahead)
+            if ahead is not None:
+                _leave(ahead)
+        if not data:
+            return
+        message = _content_message(data)
+
+
+def _content_message(data: bytes) -> bytes:
+    """``ReadFileResponse(data=data)`` as it is on the wire. Made by hand, for the library copies content once more."""
+    head = bytearray([_DATA_TAG])
+    length = len(data)
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return b"".join((head, data))
 
 
 async def _next_piece(requests: AsyncIterator[pb.WriteFileRequest]) -> bytes | None:

@@ -21,6 +21,7 @@ from sandgate_edge import routing
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, REQUEST_ID, TELEMETRY
 from sandgate_edge.rest.call_status import CallStatus
+from sandgate_edge.rest.file_parts import Content, Part
 from sandgate_edge.telemetry import Telemetry
 from sandgate_errors import Internal, NotFound, SandgateError
 
@@ -41,7 +42,7 @@ class AgentFiles:
     @asynccontextmanager
     async def read(self, message: agent_pb2.ReadFileRequest) -> AsyncIterator[Reading]:
         """Open a file. Raises what the agent says about the path, before anything is read."""
-        call = self.request.app[AGENTS].agent(self.located).ReadFile(message, metadata=self._metadata())
+        call = self.request.app[AGENTS].read_file(self.located)(message, metadata=self._metadata())
         try:
             try:
                 async with routing.answering(self.request, self.located, within=routing.FIRST_MESSAGE_SECONDS):
@@ -103,21 +104,22 @@ class AgentFiles:
 class Reading:
     """One open file."""
 
-    call: grpc.aio.UnaryStreamCall[agent_pb2.ReadFileRequest, agent_pb2.ReadFileResponse]
+    call: grpc.aio.UnaryStreamCall[agent_pb2.ReadFileRequest, Part]
     header: agent_pb2.ReadFileResponse.Header
     telemetry: Telemetry
 
-    async def piece(self) -> bytes:
+    async def piece(self) -> Content:
         """The next bytes; none at the end of the file. Raises AioRpcError."""
-        while isinstance(message := await self.call.read(), agent_pb2.ReadFileResponse):
-            if message.data:
-                self.telemetry.downloaded += len(message.data)
-                return message.data
+        while isinstance(part := await self.call.read(), (agent_pb2.ReadFileResponse, memoryview)):
+            content = part if isinstance(part, memoryview) else part.data
+            if content:
+                self.telemetry.downloaded += len(content)
+                return content
         return b""
 
     async def start(self, size: int) -> tuple[bytes, bool]:
         """At least ``size`` bytes from here, and whether that is all there is."""
-        pieces: list[bytes] = []
+        pieces: list[Content] = []
         found = 0
         while found < size:
             piece = await self.piece()

@@ -20,6 +20,7 @@ from sandgate_api.agent.v1 import agent_pb2
 from sandgate_edge.rest.agent_files import PIECE, AgentFiles, Reading
 from sandgate_edge.rest.conditions import Verdict, check_conditions, http_date, is_conditional, range_holds
 from sandgate_edge.rest.encodings import NoAcceptableEncoding, choose_encoding
+from sandgate_edge.rest.file_parts import Content
 from sandgate_edge.rest.gzip_stream import Gzip
 from sandgate_edge.rest.header_parameters import inline_disposition
 from sandgate_edge.rest.media_types import OCTET_STREAM, SNIFFED, by_content, by_extension
@@ -76,7 +77,7 @@ async def _send_gzip(files: AgentFiles, reading: Reading) -> web.StreamResponse:
     return answer
 
 
-async def _compressed(gzip: Gzip, piece: bytes) -> bytes:
+async def _compressed(gzip: Gzip, piece: Content) -> bytes:
     if gzip.storing or len(piece) <= _COMPRESS_INLINE:
         return gzip.piece(piece)
     # zlib lets other threads run, so the event loop stays free for other requests.
@@ -186,7 +187,7 @@ def _range_request(path: str, wanted: ByteRange) -> agent_pb2.ReadFileRequest:
     return agent_pb2.ReadFileRequest(path=path, offset=wanted.start, length=wanted.length)
 
 
-async def _copy(reading: Reading, answer: web.StreamResponse, *, first: bytes, size: int | None) -> None:
+async def _copy(reading: Reading, answer: web.StreamResponse, *, first: Content, size: int | None) -> None:
     """Exactly ``size`` bytes, whatever became of the file meanwhile; None: to its end. Raises _CutOff."""
     piece = first
     left = size
@@ -202,7 +203,7 @@ async def _copy(reading: Reading, answer: web.StreamResponse, *, first: bytes, s
         raise _CutOff
 
 
-async def _first(files: AgentFiles, reading: Reading) -> bytes:
+async def _first(files: AgentFiles, reading: Reading) -> Content:
     """The first piece, while an error can still be told in an answer of its own."""
     try:
         return await reading.piece()

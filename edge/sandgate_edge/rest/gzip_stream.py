@@ -46,7 +46,7 @@ class Gzip:
     def header(self) -> bytes:
         return _HEADER
 
-    def piece(self, data: bytes) -> bytes:
+    def piece(self, data: bytes | memoryview) -> bytes:
         """The blocks of one piece, complete up to its last byte."""
         if not data:
             return b""
@@ -66,7 +66,7 @@ class Gzip:
         return _LAST_BLOCK + struct.pack("<II", self._checksum, self._size & 0xFFFFFFFF)
 
 
-def _stored(data: bytes) -> bytes:
+def _stored(data: bytes | memoryview) -> bytes:
     view = memoryview(data)
     parts: list[bytes | memoryview] = []
     for start in range(0, len(data), _MAX_STORED):
