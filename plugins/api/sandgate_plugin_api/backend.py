@@ -173,7 +173,11 @@ class Backend(abc.ABC):
         raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
 
     async def delete_snapshot(self, snapshot: Mapping[str, object]) -> None:
-        """Give up a snapshot. Idempotent. Sandboxes that were started from it are not affected."""
+        """Give up a snapshot. Idempotent. Sandboxes that were started from it are not affected.
+
+        After a crash of the core in the middle of :meth:`snapshot` nobody has its handle: the core then calls this with
+        ``{"snapshot_id": ...}``, what it had asked for, and whatever was made under that id, whole or half, goes.
+        """
         raise CapabilityMissing.of(self.name, Capability.SNAPSHOT.value)
 
     async def update_egress(self, handle: Mapping[str, object], egress: Egress) -> None:
