@@ -37,7 +37,7 @@ from sandgate_plugin_docker.containers import LABEL
 from sandgate_plugin_docker.engine import Details, Engine, told
 from sandgate_plugin_docker.fleet import Fleet, name_of, runs, to_its_end
 from sandgate_plugin_docker.furnishing import Furnishing
-from sandgate_plugin_docker.images import Images
+from sandgate_plugin_docker.images import ImageFacts, Images
 from sandgate_plugin_docker.ports import ByPort
 from sandgate_plugin_docker.reaching import BySocket
 from sandgate_plugin_docker.settings import DockerSettings
@@ -256,7 +256,10 @@ class DockerBackend(Backend):
         ]
 
     async def _model_of(self, details: Details) -> Model:
-        return await self._catalog.model(details["Config"]["Labels"].get(f"{LABEL}template", ""))
+        """What a container was made from: its template may have changed or gone since, and its image's name, too."""
+        image = await self._engine.image(details["Image"])
+        name = details["Config"]["Labels"].get(f"{LABEL}template", "")
+        return self._catalog.model_of(name, ImageFacts.of(image or {"Id": details["Image"]}))
 
     # Ending.
 
@@ -342,7 +345,8 @@ class DockerBackend(Backend):
                     raise NotFound("the sandbox has ended")
                 if details["HostConfig"]["ReadonlyRootfs"]:
                     raise FailedPrecondition("a sandbox with a read-only root file system cannot be snapshotted")
-                marks = {f"{LABEL}gateway": self._identity.gateway, f"{LABEL}snapshot": snapshot_id}
+                # Labels go over to an image, and from there to whatever somebody starts from it: that is not ours.
+                marks = {f"{LABEL}snapshot": self._identity.gateway, f"{LABEL}gateway": "", f"{LABEL}box": ""}
                 try:
                     await to_its_end(
                         self._engine.commit(details["Id"], repository=repository, tag=snapshot_id, labels=marks)

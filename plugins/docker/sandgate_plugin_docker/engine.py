@@ -233,7 +233,7 @@ class Engine:
 
     async def commit(self, container: str, *, repository: str, tag: str, labels: Mapping[str, str]) -> None:
         """An image of its files; it stands still meanwhile."""
-        changes = [f"LABEL {name}={value}" for name, value in labels.items()]
+        changes = [f'LABEL {name}="{value}"' for name, value in labels.items()]
         container_ = self._container(container)
         await self._ask(container_.commit(repository=repository, tag=tag, changes=changes), limit=_COPY_LIMIT)
 

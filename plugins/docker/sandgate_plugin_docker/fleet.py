@@ -290,7 +290,7 @@ class Fleet:
         """A snapshot that was given up while this sandbox used it can go now."""
         details = await self._engine.image(image)
         config = (details or {}).get("Config") or {}
-        is_snapshot = f"{LABEL}snapshot" in (config.get("Labels") or {})
+        is_snapshot = (config.get("Labels") or {}).get(f"{LABEL}snapshot") == self._identity.gateway
         if details is not None and is_snapshot and not details.get("RepoTags"):
             await self._engine.remove_image(image, force=False)
 

@@ -107,6 +107,11 @@ class Catalog:
         known, settings = found
         return Model(name=known, settings=settings, image=await self._images.find(settings.image))
 
+    def model_of(self, name: str, image: ImageFacts) -> Model:
+        """Of a sandbox that was made from a template, which may be unknown by now."""
+        _, settings = self._configured(name) or (name, self._settings.inherited(TemplateSettings(image=image.id)))
+        return Model(name=name, settings=settings, image=image)
+
     def _configured(self, name: str) -> tuple[str, TemplateSettings] | None:
         if name in self._named:
             return name, self._named[name]

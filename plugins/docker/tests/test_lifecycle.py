@@ -157,3 +157,26 @@ async def test_usage_is_of_the_container_alone(gateway, run):
         assert 0 < usage.disk_used < usage.disk_total
         await backend.destroy(placement.handle)
         assert await backend.usage(placement.handle) is None
+
+
+async def test_sandbox_of_a_template_that_is_gone_still_starts_anew(gateway, run):
+    image = gateway.images.debian("USER 2345")
+    async with gateway.backend(templates={"old": {"image": image}}) as backend:
+        placement = await gateway.create(backend, "old")
+        assert await run(placement, "id -u; touch f") == (0, "2345\n")
+        handle = await backend.pause(placement.handle, memory=False)
+    async with gateway.backend() as backend:
+        placement = await backend.resume(handle)
+        assert await run(placement, "id -u; ls", "user") == (0, "2345\nf\n")
+
+
+async def test_container_that_somebody_starts_from_a_snapshot_is_not_ours(gateway, backend):
+    placement = await gateway.create(backend)
+    snapshot = await backend.snapshot(placement.handle, snapshot_id="s1")
+    name = f"sgt-{gateway.id}"
+    docker("create", "--name", name, "--entrypoint", "/bin/true", str(snapshot["image"]))
+    try:
+        assert [survivor.handle for survivor in await backend.survey()] == [placement.handle]
+    finally:
+        docker("rm", "-f", name)
+        await backend.delete_snapshot(snapshot)
