@@ -57,7 +57,10 @@ FOREIGN = {
 }
 
 #: Runs in the sandbox, as the program that becomes the agent without another start of the interpreter.
-EXCEPTIONS = {("plugins/process/sandgate_plugin_process/enter.py", "sandgate_agent.__main__.main")}
+EXCEPTIONS = {
+    ("plugins/docker/sandgate_plugin_docker/enter.py", "sandgate_agent.__main__.main"),
+    ("plugins/process/sandgate_plugin_process/enter.py", "sandgate_agent.__main__.main"),
+}
 
 
 def imported_by(file: Path) -> Iterator[str]:

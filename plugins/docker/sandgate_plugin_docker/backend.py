@@ -357,8 +357,12 @@ class DockerBackend(Backend):
         return kept
 
     async def delete_snapshot(self, snapshot: Mapping[str, object]) -> None:
+        repository = f"sandgate-{self._identity.gateway}/snapshots"
         reference = str(snapshot.get("image"))
-        if not reference.startswith(f"sandgate-{self._identity.gateway}/snapshots:"):
+        if "image" not in snapshot and _TAG.fullmatch(str(snapshot.get("snapshot_id"))):
+            # A crash cut it off, so all that is known is the id that was asked for.
+            reference = f"{repository}:{snapshot['snapshot_id']}"
+        if not reference.startswith(f"{repository}:"):
             raise Internal("the handle of the snapshot is damaged")
         with told("the snapshot"):
             # By force: its name goes, and what sandboxes still use stays for them.

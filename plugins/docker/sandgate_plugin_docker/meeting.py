@@ -40,17 +40,21 @@ class Meeting:
     def __init__(self, box: Box) -> None:
         self._box = box
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._bound = False
 
     def open(self) -> None:
         path = self._box.meeting / "start"
         self._listener.bind(str(path))
+        # Only then is what is there ours: the box of that name may be another call's.
+        self._bound = True
         # Root of the container may be nobody out here; who can enter the folder is decided by the folder around it.
         path.chmod(0o666)
         self._listener.listen(1)
 
     def close(self) -> None:
         self._listener.close()
-        (self._box.meeting / "start").unlink(missing_ok=True)
+        if self._bound:
+            (self._box.meeting / "start").unlink(missing_ok=True)
 
     async def introduce(self, line: Mapping[str, object], *, lives: Callable[[], Awaitable[bool]]) -> None:
         """Tell the first program who it is, and return when its agent accepts calls.
@@ -75,10 +79,13 @@ class Meeting:
             while not (await asyncio.wait({accepting}, timeout=_LOOK_SECONDS))[0]:
                 if not await lives():
                     raise OSError("it ended at once")
-            program, _ = accepting.result()
-        finally:
+        except BaseException:
             accepting.cancel()
             await asyncio.wait({accepting})
+            if not accepting.cancelled() and accepting.exception() is None:
+                accepting.result()[0].close()
+            raise
+        program, _ = accepting.result()
         program.setblocking(False)
         return program
 
