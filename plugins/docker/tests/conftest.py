@@ -37,7 +37,7 @@ def images() -> Iterator[Images]:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent's bundle, made once for all tests: compiling it takes longer than most of them."""
-    return make_portable(tmp_path_factory.mktemp("library"), entrance=Path(enter.__file__)).path
+    return make_portable(tmp_path_factory.mktemp("library"), entrance=Path(enter.__file__)).path.parent
 
 
 @dataclass
