@@ -71,6 +71,19 @@ async def test_deleting_a_snapshot_may_be_repeated(box: Box, deployment: Deploym
     await box.backend.delete_snapshot(snapshot)
 
 
+async def test_snapshot_is_given_up_by_its_id_alone(deployment: Deployment, backend: Backend) -> None:
+    """What the core knows of one that it died over: never the handle."""
+    _needs_snapshots(backend)
+    await backend.delete_snapshot({"snapshot_id": deployment.new_id()})
+    async with made(deployment, backend) as box:
+        snapshot_id = deployment.new_id()
+        snapshot = await backend.snapshot(box.handle, snapshot_id=snapshot_id)
+        await backend.delete_snapshot({"snapshot_id": snapshot_id})
+        with pytest.raises(NotFound):
+            async with made(deployment, backend, snapshot=snapshot):
+                pass
+
+
 async def test_snapshot_of_one_that_is_gone_is_not_found(deployment: Deployment, backend: Backend) -> None:
     _needs_snapshots(backend)
     async with made(deployment, backend) as box:
