@@ -157,6 +157,10 @@ class Reporter:
             except SandgateError as error:
                 _log.debug("the core does not take metrics", reason=error.message)
                 await asyncio.sleep(_RETRY)
+            except Exception as error:
+                # The numbers must come back by themselves, whatever it was.
+                _log.error("metrics could not be sent", exc_info=error)
+                await asyncio.sleep(_RETRY)
 
 
 def _counter(

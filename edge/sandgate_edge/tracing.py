@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from sandgate_edge.keys import REQUEST_ID, SANDBOX_ID, TRACE_ID
+from sandgate_edge.keys import PORT, REQUEST_ID, SANDBOX_ID, TRACE_ID
 from sandgate_edge.request_log import route_of
 from sandgate_tracing import Tracing
 
@@ -23,18 +23,21 @@ def following(tracing: Tracing) -> Middleware:
 
     @web.middleware
     async def follow(request: web.Request, handler: Handler) -> web.StreamResponse:
-        route = route_of(request)
-        with tracing.incoming(
-            f"{request.method} {route}", request.headers, http_request_method=request.method, http_route=route
-        ) as span:
+        with tracing.incoming(request.method, request.headers, http_request_method=request.method) as span:
             request[TRACE_ID] = f"{span.get_span_context().trace_id:032x}"
-            response = await handler(request)
-            span.set_attribute("http.response.status_code", response.status)
-            span.set_attribute("sandgate.request_id", request[REQUEST_ID])
-            if (sandbox := request.get(SANDBOX_ID) or request.match_info.get("id")) is not None:
-                span.set_attribute("sandgate.sandbox_id", sandbox[:64])
-            if response.status >= _SERVER_FAULT:
-                tracing.mark_failed(span)
-            return response
+            try:
+                response = await handler(request)
+                span.set_attribute("http.response.status_code", response.status)
+                # What a server in a sandbox answers is no fault of ours.
+                if response.status >= _SERVER_FAULT and PORT not in request:
+                    tracing.mark_failed(span)
+                return response
+            finally:
+                # Only now is it known whether the request was for the gateway or for a port of a sandbox.
+                span.update_name(f"{request.method} {route_of(request)}")
+                span.set_attribute("http.route", route_of(request))
+                span.set_attribute("sandgate.request_id", request.get(REQUEST_ID, ""))
+                if (sandbox := request.get(SANDBOX_ID) or request.match_info.get("id")) is not None:
+                    span.set_attribute("sandgate.sandbox_id", sandbox[:64])
 
     return follow
