@@ -85,6 +85,19 @@ def test_files_that_report_no_size_are_read_to_their_end(sandbox: Sandbox) -> No
     assert sandbox.files.read(path, gzip=True) == sandbox.commands.run(f"cat {path}").stdout
 
 
+def test_a_file_system_without_attributes_takes_content_and_keeps_no_metadata(sandbox: Sandbox) -> None:
+    """D36: nothing is told that is not stored; D31: virtual files are written."""
+    waiting = sandbox.commands.run("exec sleep 300", background=True)
+    try:
+        path = f"/proc/{waiting.pid}/oom_score_adj"
+        written = sandbox.files.write(path, "777", metadata={"from": "here"})
+        assert not written.metadata
+        assert not sandbox.files.get_info(path).metadata
+        assert sandbox.files.read(path) == "777\n"
+    finally:
+        waiting.kill()
+
+
 # B28, B29, B31
 
 
