@@ -7,6 +7,7 @@ is read where the store has one core.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -51,17 +52,14 @@ class Elsewhere:
         return None if record is None or record.state.ended else record
 
     async def for_page(self, query: Query, *, owner: str | None) -> tuple[list[SandboxRecord], int]:
-        """What may stand on the page that ``query`` asks for, and how many running ones match it beyond these.
-
-        Without a limit where metadata is asked for: nothing is searched inside it here.
-        """
+        """What may stand on the page that ``query`` asks for, and how many running ones match it beyond these."""
         if not self._store.shared:
             return [], 0
         wanted = _wanted(query) & self._others(owner)
         rows = sa.select(_TABLE).where(wanted).order_by(*_order(query))
-        limited = query.page_size is not None and not query.metadata
-        if limited:
-            rows = rows.where(_after(query)).limit((query.page_size or 0) + 1)
+        limited = query.page_size is not None
+        if query.page_size is not None:
+            rows = rows.where(_after(query)).limit(query.page_size + 1)
         async with self._store.engine.connect() as connection:
             found = list((await connection.execute(rows)).mappings())
             running = 0
@@ -112,7 +110,20 @@ def _wanted(query: Query) -> sa.ColumnElement[bool]:
         wanted &= _TABLE.c.template_id.in_(query.templates)
     if query.started_after is not None:
         wanted &= sa.literal(query.started_after) <= _STARTED
+    for key, value in query.metadata.items():
+        wanted &= _has_pair(key, value)
     return wanted
+
+
+def _has_pair(key: str, value: str) -> sa.ColumnElement[bool]:
+    """Whether the metadata have this pair, by their text as it was stored.
+
+    The database's own way into JSON fails for all when one has a NUL in it. Inside a text every quote is escaped, so the
+    pair with what stands before it is found nowhere but where it is one.
+    """
+    pair = f"{json.dumps(key)}: {json.dumps(value)}"
+    text = sa.cast(_TABLE.c.metadata, sa.Text)
+    return sa.or_(sa.func.strpos(text, f"{{{pair}") > 0, sa.func.strpos(text, f", {pair}") > 0)
 
 
 def _order(query: Query) -> tuple[sa.UnaryExpression[Any], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sandgate.config import load
@@ -24,11 +26,13 @@ def found(what: str, **flags: object) -> Check | None:
         ({"core_address": "unix:/run/x"}, "broken", "does not listen there"),
     ],
 )
-def test_address_for_other_cores_must_be_one_that_is_listened_on(tmp_path, flags, state, text):
+def test_address_for_other_cores_must_be_one_that_is_listened_on(
+    tmp_path: Path, flags: dict[str, object], state: str, text: str
+) -> None:
     check = found("core address", state_dir=str(tmp_path / "state"), database="postgresql://u@h/d", **flags)
     assert check is not None
     assert (check.state, text in check.how) == (state, True)
 
 
-def test_core_alone_needs_no_address(tmp_path):
+def test_core_alone_needs_no_address(tmp_path: Path) -> None:
     assert found("core address", state_dir=str(tmp_path / "state")) is None

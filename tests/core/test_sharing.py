@@ -146,6 +146,25 @@ class TestAnyCore:
             token = page.next_page_token
         assert (found, token) == (made[::-1], "")
 
+    async def test_finds_metadata_of_sandboxes_elsewhere_exactly(self, pair):
+        """C19"""
+        pairs = {"n": "77", 'x"n': "7", "ä, ": '{"n": "78"', "\\": '\\", "n": "79', "": "", "z": "\0\U0001f600"}
+        first, second = pair
+        made = await first.owner.create(metadata=pairs)
+        for key, value in pairs.items():
+            assert await second.owner.ids(metadata={key: value}) == [made.id], key
+        assert await second.owner.ids(metadata=pairs) == [made.id]
+        for wanted in (
+            {"n": "7"},
+            {"n": "78"},
+            {"n": "79"},
+            {"n": "770"},
+            {"N": "77"},
+            {"x": "7"},
+            {"n": "77", "m": ""},
+        ):
+            assert await second.owner.ids(metadata=wanted) == [], wanted
+
     async def test_finds_the_sandbox_of_a_signature(self, pair):
         """S8"""
         first, second = pair
