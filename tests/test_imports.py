@@ -26,6 +26,7 @@ PACKAGES = {
     "sandgate_plugin_api": ROOT / "plugins/api/sandgate_plugin_api",
     "sandgate_tracing": ROOT / "core/sandgate_tracing",
     **{folder.name: folder for folder in (ROOT / "plugins").glob("*/sandgate_plugin_*") if folder.parent.name != "api"},
+    **{folder.name: folder for folder in (ROOT / "examples").glob("*/sandgate_plugin_*")},
 }
 PLUGINS = [name for name in PACKAGES if name.startswith("sandgate_plugin_") and name != "sandgate_plugin_api"]
 
