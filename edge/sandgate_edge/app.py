@@ -113,7 +113,7 @@ async def errors_to_responses(request: web.Request, handler: Next) -> web.Stream
         return await handler(request)
     except SandgateError as error:
         error = await request.app[POLICY].error(request, error)
-        response = files_error(error) if _is_for_agent(request) else rest_error(error)
+        response = _told(request, error)
     except web.RequestPayloadError:
         broken = InvalidArgument("the request body is broken")
         response = files_error(broken) if _is_for_agent(request) else rest_error(broken)
@@ -140,6 +140,15 @@ async def border_of_planes(request: web.Request, handler: Next) -> web.StreamRes
     if not _is_for_agent(request):
         raise web.HTTPNotFound
     return await handler(request)
+
+
+def _told(request: web.Request, error: SandgateError) -> web.Response:
+    if not _is_for_agent(request):
+        return rest_error(error)
+    if isinstance(error, routing.SandboxGone | routing.PortClosed) and ports.wants_page(request.headers):
+        # Somebody follows a link to a file of a sandbox that is gone (R6).
+        return ports.refusal(request, error, sandbox_id=error.sandbox_id, port=routing.AGENT_PORT)
+    return files_error(error)
 
 
 def _is_rpc(request: web.Request) -> bool:

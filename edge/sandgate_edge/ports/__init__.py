@@ -6,5 +6,6 @@ is its own business: no header of the gateway's is added to it, and its prefligh
 """
 
 from sandgate_edge.ports.forward import forward
+from sandgate_edge.ports.pages import refusal, wants_page
 
-__all__ = ["forward"]
+__all__ = ["forward", "refusal", "wants_page"]

@@ -67,7 +67,8 @@ def request_head(request: web.Request, *, port: int, mask: str, trusted: Network
     headers += passed
     headers += _forwarded(request, host, trusted)
     headers += _request_framing(received)
-    headers += _upgrade(received)
+    # An old client cannot change the protocol, whatever it says (RFC 9110 section 7.8).
+    headers += _upgrade(received) if request.version >= (1, 1) else [(b"Connection", b"close")]
     try:
         return h11.Request(method=request.method, target=_target(request, host), headers=headers)
     except h11.LocalProtocolError as error:

@@ -82,6 +82,24 @@ async def test_page_is_for_people_and_json_for_programs(ports, headers, page):
         assert (b"port is not open" in reply.body) or (b"was not found" in reply.body)
 
 
+async def test_link_to_a_file_of_a_gone_sandbox_leads_to_a_page(ports):
+    """R6, on the agent's port."""
+    named = {"Host": "49983-inobody.box.test"}
+    reply = await ports.send(
+        raw_http.request("GET", "/files?path=x", {**named, "User-Agent": BROWSER, "Accept": "text/html"})
+    )
+    assert (reply.status, reply.headers["content-type"]) == (502, "text/html; charset=utf-8")
+    reply = await ports.send(raw_http.request("GET", "/files?path=x", named))
+    assert (reply.status, reply.json()["code"]) == (502, 502)
+
+
+async def test_old_client_cannot_change_the_protocol(ports):
+    head = f"GET / HTTP/1.0\r\nHost: {ports.host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    told = dict((await ports.send(head.encode())).json()["headers"])
+    assert told["Connection"] == "close"
+    assert "Upgrade" not in told
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/garbage", "/huge-head", "/two-lengths"])
 async def test_server_that_gives_no_valid_answer_is_said_so(ports, path):
     reply = await ports.ask(path)
