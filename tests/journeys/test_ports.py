@@ -319,7 +319,7 @@ async def test_service_dials_by_way_of_the_core(gateway: Gateway, sandbox: Sandb
     """The relay passes a tunnel like any other call."""
     metadata = (("sandbox-id", sandbox.sandbox_id), ("api-key", gateway.api_key))
     async with grpc.aio.insecure_channel(f"unix:{core_socket(gateway.state_dir)}") as channel:
-        call: Any = agent_pb2_grpc.AgentStub(channel).Dial(metadata=metadata)  # type: ignore[no-untyped-call]
+        call: Any = agent_pb2_grpc.AgentStub(channel).Dial(metadata=metadata)
         await call.write(agent_pb2.DialRequest(open=agent_pb2.DialRequest.Open(port=port)))
         assert (await call.read()).HasField("opened")
         await call.write(agent_pb2.DialRequest(data=b"GET / HTTP/1.0\r\n\r\n"))
