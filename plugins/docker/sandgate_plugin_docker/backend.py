@@ -308,12 +308,25 @@ class DockerBackend(Backend):
                 kept = {key: value for key, value in handle.items() if key != "paused"}
                 if details["State"]["Paused"]:
                     await to_its_end(self._engine.unpause(details["Id"]))
-                elif not details["State"]["Running"]:
-                    if handle.get("paused") != "files":
-                        raise DataLoss("the processes of the sandbox are gone")
+                elif handle.get("paused") == "files" and not await self._is_up(details, box):
                     return Placement(handle=kept, agent=await self._start_anew(details, box))
+                elif not details["State"]["Running"]:
+                    raise DataLoss("the processes of the sandbox are gone")
                 address = await self._fleet.reach_of(details).address(box, await self._fleet.existing(name))
                 return Placement(handle=kept, agent=address)
+
+    async def _is_up(self, details: Details, box: Box) -> bool:
+        """Whether an earlier start on the files, of which nobody was told, came to its end."""
+        if not details["State"]["Running"]:
+            return False
+        await self._fleet.reach_of(details).address(box, details)
+        try:
+            _, writer = await asyncio.open_unix_connection(box.socket)
+        except OSError:
+            await self._engine.kill(details["Id"])
+            return False
+        writer.close()
+        return True
 
     async def _start_anew(self, details: Details, box: Box) -> AgentAddress:
         container = details["Id"]

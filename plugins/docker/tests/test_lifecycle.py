@@ -181,3 +181,17 @@ async def test_container_that_somebody_starts_from_a_snapshot_is_not_ours(gatewa
     finally:
         docker("rm", "-f", name)
         await backend.delete_snapshot(snapshot)
+
+
+async def test_resume_that_a_crash_cut_off_is_made_good_by_the_next(gateway, backend, run):
+    placement = await gateway.create(backend)
+    await run(placement, "touch f")
+    handle = await backend.pause(placement.handle, memory=False)
+    # The container runs, its first program waits for somebody who is gone.
+    docker("start", str(handle["container"]))
+    again = await backend.resume(handle)
+    assert await run(again, "ls", "user") == (0, "f\n")
+    # Now it is up, and a repeat changes nothing.
+    await run(again, "sleep 1000 >/dev/null 2>&1 &", "user")
+    assert await backend.resume(handle) == again
+    assert await run(again, "pgrep -c sleep", "user") == (0, "1\n")
