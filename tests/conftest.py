@@ -50,16 +50,20 @@ def images() -> Iterator[Images]:
 
 
 @pytest.fixture(scope="session")
-def containers(isolation: str, request: pytest.FixtureRequest) -> Containers | None:
-    """What gateways under test are to make containers of; None: they are to make none."""
-    if isolation != "container":
-        return None
+def on_engine(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Containers:
+    """What gateways that make containers are told."""
     from sandgate_bundle import make_portable
     from sandgate_plugin_docker import enter
 
-    folder = request.getfixturevalue("tmp_path_factory").mktemp("bundle")
-    bundle = make_portable(folder, entrance=Path(enter.__file__))
-    return Containers(image=request.getfixturevalue("images").debian(), bundle=bundle.path.parent)
+    bundle = make_portable(tmp_path_factory.mktemp("bundle"), entrance=Path(enter.__file__))
+    return Containers(image=images.debian(), bundle=bundle.path.parent)
+
+
+@pytest.fixture(scope="session")
+def containers(isolation: str, request: pytest.FixtureRequest) -> Containers | None:
+    """The same for gateways under test; None: they are to make none."""
+    chosen: Containers | None = request.getfixturevalue("on_engine") if isolation == "container" else None
+    return chosen
 
 
 @pytest.fixture(scope="session")
