@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import importlib.util
 import io
 import json
 import logging
@@ -355,13 +356,13 @@ def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
 
 
 def _over_ssh(address: str) -> aiodocker.Docker:
-    try:
-        return aiodocker.Docker(url=address, timeout=_bounds())
-    except ImportError:
+    if importlib.util.find_spec("asyncssh") is None:
         raise FailedPrecondition(
             "an engine behind ssh:// needs another library: pip install 'sandgate-plugin-docker[ssh]'"
-        ) from None
-    except ValueError as error:
+        )
+    try:
+        return aiodocker.Docker(url=address, timeout=_bounds())
+    except (DockerError, ValueError) as error:
         raise FailedPrecondition(f"the engine's address '{address}' cannot be used: {error}") from error
 
 

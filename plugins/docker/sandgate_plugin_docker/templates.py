@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sandgate_errors import InvalidArgument, PermissionDenied
+from sandgate_errors import InvalidArgument
 from sandgate_plugin_api import Resources, Template
 from sandgate_plugin_docker.images import ImageFacts, Images, is_reference
 from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
@@ -85,15 +85,10 @@ class Catalog:
         ]
 
     async def find(self, name: str) -> Template | None:
-        """The template of an id, alias or image reference. Raises NotFound, PermissionDenied, Unavailable."""
-        found = self._configured(name)
-        if found is None and not is_reference(name):
+        """The template of an id, alias or image reference. Raises NotFound, Unavailable."""
+        # An image that is not allowed is as unknown as one that does not exist: which there are is nobody's business.
+        if self._configured(name) is None and not (is_reference(name) and self._settings.allows(name)):
             return None
-        if found is None and not self._settings.allows(name):
-            # Where no image may be named at all, a name is just unknown.
-            if not self._settings.allow_images:
-                return None
-            raise PermissionDenied(f"images like '{name}' are not among those that this gateway allows")
         model = await self.model(name)
         return self._described(model.name, model.settings, model.image)
 

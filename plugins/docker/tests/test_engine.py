@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -103,6 +104,9 @@ async def test_engine_that_is_down_at_the_start_is_one_line(gateway):
         await DockerBackend(gateway.context(host="unix:///none/here")).open()
     with pytest.raises(FailedPrecondition, match="none of unix"):
         await DockerBackend(gateway.context(host="fd://3")).open()
+    if importlib.util.find_spec("asyncssh") is None:
+        with pytest.raises(FailedPrecondition, match="pip install"):
+            await DockerBackend(gateway.context(host="ssh://me@example.org")).open()
 
 
 async def test_silent_engine_is_given_up_on(gateway, monkeypatch):
