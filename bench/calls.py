@@ -16,8 +16,10 @@ from typing import TypeVar
 
 from e2b import Sandbox
 
+from bench import processor
 from bench.report import Latency
 from sandgate_testing.gateway import Gateway
+from sandgate_testing.leftovers import processes_of
 
 __all__ = ["creations", "listing", "single_calls", "with_many_alive"]
 
@@ -46,11 +48,17 @@ def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
         folder = Path(name)
         (folder / "file").write_text(_CONTENT)
         sandbox.files.write("file", _CONTENT)
-        yield _run_true(sandbox, folder, rounds)
+        yield _run_true(gateway, sandbox, folder, rounds)
         yield _in_turns(
-            "files.exists", "os.stat", lambda: sandbox.files.exists("file"), lambda: os.stat(folder / "file"), rounds
+            gateway,
+            "files.exists",
+            "os.stat",
+            lambda: sandbox.files.exists("file"),
+            lambda: os.stat(folder / "file"),
+            rounds,
         )
         yield _in_turns(
+            gateway,
             "files.get_info",
             "os.stat",
             lambda: sandbox.files.get_info("file"),
@@ -58,9 +66,15 @@ def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
             rounds,
         )
         yield _in_turns(
-            "files.list, 1 entry", "os.listdir", lambda: sandbox.files.list("."), lambda: os.listdir(folder), rounds
+            gateway,
+            "files.list, 1 entry",
+            "os.listdir",
+            lambda: sandbox.files.list("."),
+            lambda: os.listdir(folder),
+            rounds,
         )
         yield _in_turns(
+            gateway,
             "files.read, 1 KiB",
             "open and read",
             lambda: sandbox.files.read("file"),
@@ -68,6 +82,7 @@ def single_calls(gateway: Gateway, *, rounds: int) -> Iterator[Latency]:
             rounds,
         )
         yield _in_turns(
+            gateway,
             "files.write, 1 KiB",
             "open and write",
             lambda: sandbox.files.write("written", _CONTENT),
@@ -98,6 +113,7 @@ def listing(gateway: Gateway, *, entries: int, rounds: int) -> Latency:
         for number in range(entries):
             (Path(name) / f"file-{number:06}").touch()
         row = _in_turns(
+            gateway,
             f"list {entries} entries",
             "os.scandir and os.lstat",
             call,
@@ -117,11 +133,12 @@ def with_many_alive(gateway: Gateway, *, few: int, many: int, rounds: int) -> La
     return Latency(name=f"commands.run, {many} alive", baseline_name=f"{few} alive", rounds=times, baseline=baseline)
 
 
-def _run_true(sandbox: Sandbox, home: Path, rounds: int) -> Latency:
+def _run_true(gateway: Gateway, sandbox: Sandbox, home: Path, rounds: int) -> Latency:
     """The same login shell on both sides: whose profile is long here would measure that profile."""
     plain = ["/bin/bash", "-l", "-c", "true"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
     return _in_turns(
+        gateway,
         "commands.run('true')",
         "subprocess.run(bash -l -c true)",
         lambda: _true(sandbox),
@@ -135,14 +152,25 @@ def _true(sandbox: Sandbox) -> None:
 
 
 def _in_turns(
-    name: str, baseline_name: str, call: Callable[[], object], plain: Callable[[], object], rounds: int
+    gateway: Gateway,
+    name: str,
+    baseline_name: str,
+    call: Callable[[], object],
+    plain: Callable[[], object],
+    rounds: int,
 ) -> Latency:
+    for _ in range(_WARM_UP):
+        call()
+        plain()
     times: list[float] = []
     baseline: list[float] = []
-    for _ in range(_WARM_UP + rounds):
+    pids = list(processes_of(gateway.state_dir))
+    before = processor.seconds(pids)
+    for _ in range(rounds):
         times.append(_timed(call)[1])
         baseline.append(_timed(plain)[1])
-    return Latency(name=name, baseline_name=baseline_name, rounds=times[_WARM_UP:], baseline=baseline[_WARM_UP:])
+    used = processor.seconds(pids) - before
+    return Latency(name=name, baseline_name=baseline_name, rounds=times, baseline=baseline, processor=used)
 
 
 def _timed(call: Callable[[], _Value]) -> tuple[_Value, float]:

@@ -21,6 +21,8 @@ class Latency:
     baseline_name: str
     rounds: Sequence[float]
     baseline: Sequence[float]
+    #: CPU seconds that all rounds cost the gateway and its sandboxes; None where it was not measured.
+    processor: float | None = None
 
     def row(self) -> dict[str, float | int | str]:
         ours, plain = statistics.median(self.rounds), statistics.median(self.baseline)
@@ -29,6 +31,7 @@ class Latency:
             "rounds": len(self.rounds),
             "p50 ms": 1000 * ours,
             "p99 ms": 1000 * _percentile(self.rounds, 99),
+            "CPU ms": "" if self.processor is None else 1000 * self.processor / len(self.rounds),
             "next to": self.baseline_name,
             "its p50 ms": 1000 * plain,
             "its p99 ms": 1000 * _percentile(self.baseline, 99),
