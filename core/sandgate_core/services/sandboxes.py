@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -177,7 +178,10 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
             for sandbox_id in request.ids:
                 found = self._sandboxes.at_hand(sandbox_id, caller)
                 answer.answers.append(sandboxes_pb2.LocateResponse() if found is None else self._location(*found))
-            await context.write(answer)
+            try:
+                await context.write(answer)
+            except grpc.aio.InternalError:
+                return  # the edge went away while this waited
 
     async def FindTemplate(  # noqa: N802
         self, request: sandboxes_pb2.FindTemplateRequest, context: Any
