@@ -21,8 +21,10 @@ from sandgate_errors import PermissionDenied, Unauthenticated
 
 __all__ = [
     "API_KEY",
+    "CREDENTIALS",
     "DEFAULT_OWNER",
     "INTERNAL_TOKEN",
+    "PEER_INTERNAL",
     "PEER_TEAM",
     "PEER_TOKEN",
     "RELAY_TOKEN",
@@ -38,6 +40,8 @@ INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of a metadata key
 #: A call that another core passes on, for a caller who sees the sandboxes of this team; without a team, all.
 PEER_TOKEN = "peer-token"  # noqa: S105 - the name of a metadata key
 PEER_TEAM = "peer-team-bin"
+#: Beside it: the caller is the gateway itself.
+PEER_INTERNAL = "peer-internal"
 #: A call to the agent of the one sandbox that it was made for.
 RELAY_TOKEN = "relay-token"  # noqa: S105 - the name of a metadata key
 #: Whose agent a call is for.
@@ -98,12 +102,12 @@ class Callers:
         for name, value in metadata:
             if name == SANDBOX_ID:
                 sandboxes.append(str(value))
-            elif name in _PROOFS:
+            elif name in CREDENTIALS:
                 # A repeated credential is ambiguous: which of the two was meant to be checked?
                 if name in proofs:
                     raise _refusal()
                 proofs[name] = value
-        if PEER_TOKEN in proofs or PEER_TEAM in proofs:
+        if proofs.keys() & _OF_CORES:
             return self._core(proofs)
         if RELAY_TOKEN in proofs:
             return self._relayed(proofs, sandboxes if relayed else [])
@@ -119,12 +123,12 @@ class Callers:
         return Caller(owner=None if key is None else key.owner, internal=token is not None, key=key)
 
     def _core(self, proofs: Mapping[str, str | bytes]) -> Caller:
-        if proofs.keys() - {PEER_TOKEN, PEER_TEAM}:
+        if proofs.keys() - _OF_CORES:
             raise _refusal()
         _check(proofs.get(PEER_TOKEN), self._tokens.between_cores)
         team = proofs.get(PEER_TEAM)
         owner = team.decode(errors="replace") if isinstance(team, bytes) else None
-        return Caller(owner=owner, internal=True, forwarded=True)
+        return Caller(owner=owner, internal=PEER_INTERNAL in proofs, forwarded=True)
 
     def _relayed(self, proofs: Mapping[str, str | bytes], sandboxes: list[str]) -> Caller:
         if len(proofs) > 1 or len(sandboxes) != 1:
@@ -139,7 +143,9 @@ class Callers:
         return key
 
 
-_PROOFS = frozenset({API_KEY, INTERNAL_TOKEN, PEER_TOKEN, PEER_TEAM, RELAY_TOKEN})
+_OF_CORES = frozenset({PEER_TOKEN, PEER_TEAM, PEER_INTERNAL})
+#: All that proves a caller, or goes with a proof; what none but the core may see.
+CREDENTIALS = frozenset({API_KEY, INTERNAL_TOKEN, RELAY_TOKEN, *_OF_CORES})
 
 
 def _check(given: str | bytes | None, expected: str) -> None:

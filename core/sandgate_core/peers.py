@@ -8,7 +8,7 @@ as long as the other core lives: one that stands still, or whose host says nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ import structlog
 
 from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2
 from sandgate_core.agents import MAX_MESSAGE_BYTES
-from sandgate_core.callers import PEER_TEAM, PEER_TOKEN, Caller
+from sandgate_core.callers import PEER_INTERNAL, PEER_TEAM, PEER_TOKEN, Caller
 from sandgate_core.roster import Peer, Roster
 from sandgate_errors import SandgateError, Unavailable
 from sandgate_errors.grpc import from_status
@@ -80,8 +80,10 @@ class Peers:
     async def locate(
         self, peer: Peer, request: sandboxes_pb2.LocateRequest, caller: Caller, *, request_id: str
     ) -> sandboxes_pb2.LocateResponse:
+        """Where the relay takes a call of ``caller``, who may not ask this himself."""
+        gateway = replace(caller, internal=True)
         answer = await self.forward(
-            peer, _LOCATE, request.SerializeToString(), caller, request_id=request_id, timeout=None
+            peer, _LOCATE, request.SerializeToString(), gateway, request_id=request_id, timeout=None
         )
         return sandboxes_pb2.LocateResponse.FromString(answer)
 
@@ -117,8 +119,12 @@ class Peers:
         return channel
 
     def _metadata(self, caller: Caller, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
-        team: Iterable[tuple[str, bytes]] = () if caller.owner is None else ((PEER_TEAM, caller.owner.encode()),)
-        return ((PEER_TOKEN, self._token), ("request-id", request_id), *team)
+        metadata: list[tuple[str, str | bytes]] = [(PEER_TOKEN, self._token), ("request-id", request_id)]
+        if caller.owner is not None:
+            metadata.append((PEER_TEAM, caller.owner.encode()))
+        if caller.internal:
+            metadata.append((PEER_INTERNAL, "true"))
+        return tuple(metadata)
 
 
 async def _answer_of(call: Any) -> bytes:

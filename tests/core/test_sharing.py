@@ -199,6 +199,15 @@ class TestAnyCore:
 
 
 class TestDataPlane:
+    async def test_question_of_the_edge_stays_the_edges_whichever_core_is_asked(self, pair):
+        made = await pair[0].owner.create()
+        for core in pair:
+            with pytest.raises(PermissionDenied):
+                await core.owner.call("Locate", id=made.id)
+            with pytest.raises(PermissionDenied):
+                await core.owner.call("NoteActivity", id=made.id, activity=1)
+            await core.internal.call("NoteActivity", id=made.id, activity=1)
+
     async def test_locate_names_the_relay_of_the_owner_and_a_token_for_this_sandbox_alone(self, pair):
         first, second = pair
         made, other = await first.owner.create(), await first.owner.create()
@@ -229,7 +238,14 @@ class TestDataPlane:
         assert await echo(second.owner.channel, metadata) == b"x"
         seen = dict(hosts[0].world.boxes[made.id].agent.calls[-1]["metadata"])
         assert seen["acting-user-bin"] == b"root"
-        assert not seen.keys() & {"api-key", "relay-token", "peer-token", "peer-team-bin", "internal-token"}
+        assert not seen.keys() & {
+            "api-key",
+            "relay-token",
+            "peer-token",
+            "peer-team-bin",
+            "peer-internal",
+            "internal-token",
+        }
 
     async def test_relay_of_another_core_hides_what_another_team_has(self, pair):
         first, second = pair
@@ -268,6 +284,8 @@ class TestBetweenCores:
         [
             (("peer-token", "wrong"),),
             (("peer-team-bin", b"default"),),
+            (("peer-internal", "true"),),
+            (("peer-internal", "true"), ("internal-token", "internal-token-of-the-tests")),
             (("peer-token", TOKENS.between_cores), ("internal-token", "internal-token-of-the-tests")),
             (("peer-token", TOKENS.between_cores), ("peer-token", TOKENS.between_cores)),
             (("peer-token", TOKENS.fingerprint),),

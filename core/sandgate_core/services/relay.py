@@ -18,7 +18,7 @@ import grpc
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.agents import AGENT_TOKEN, Agents
-from sandgate_core.callers import API_KEY, INTERNAL_TOKEN, PEER_TEAM, PEER_TOKEN, RELAY_TOKEN, SANDBOX_ID, current
+from sandgate_core.callers import CREDENTIALS, RELAY_TOKEN, SANDBOX_ID, current
 from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.sandboxes import Sandboxes
 from sandgate_errors import InvalidArgument, PermissionDenied, SandboxNotFound, SandboxUnreachable
@@ -31,7 +31,7 @@ _ENVD_SERVICES = "/sandgate_api.envd.v1."
 _AGENT_SERVICE = "/sandgate_api.agent.v1.Agent/"
 #: The core's own call: a caller could give the sandbox another identity with it.
 _INIT = _AGENT_SERVICE + "Init"
-_OURS = frozenset({API_KEY, INTERNAL_TOKEN, PEER_TEAM, PEER_TOKEN, RELAY_TOKEN, SANDBOX_ID, AGENT_TOKEN})
+_OURS = CREDENTIALS | {SANDBOX_ID, AGENT_TOKEN}
 #: What belongs to one connection and is set anew by the library on the next.
 _HOP = ("grpc-", "user-agent", "content-type", "te", ":")
 
