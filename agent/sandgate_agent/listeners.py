@@ -41,11 +41,12 @@ class Listeners:
     def still_ours(self, met: frozenset[int], address: str, port: int, *, caller: int) -> bool:
         """Whether a connection from the port ``caller`` reached what :meth:`ours` had found."""
         now = _met(address, port)
-        if now:
-            return now == met
-        accepted = _accepted(address, port, caller)
-        # Without an inode nobody holds it any more: what it was told before is all that it will ever say.
-        return not accepted or self._is_ours(accepted)
+        if now == met:
+            return True
+        if accepted := _accepted(address, port, caller):
+            return self._is_ours(accepted)
+        # Nobody holds the other end any more: what it was told before is all that it will ever say.
+        return not now
 
     def _is_ours(self, inode: int) -> bool:
         name = f"socket:[{inode}]"

@@ -167,11 +167,11 @@ async def test_own_listener_beside_a_foreign_one_is_reached(agent: Agent) -> Non
         foreign.bind(("::", 0))
         foreign.listen()
         port = foreign.getsockname()[1]
-        script = f"import socket; s = socket.create_server(('127.0.0.1', {port})); print(1, flush=True); p, _ = s.accept(); p.sendall(b'mine')"
+        script = f"import socket; s = socket.create_server(('127.0.0.1', {port})); print(1, flush=True); p, _ = s.accept(); p.sendall(b'mine'); p.recv(1)"
         async with agent.running("python3", "-c", script) as running:
             await running.read_until(b"\n")
             async with dial(agent, port) as tunnel:
-                assert await tunnel.rest() == b"mine"
+                assert await tunnel.read(4) == b"mine"
 
 
 async def test_connection_taken_by_somebody_else_is_not_used() -> None:
