@@ -45,7 +45,7 @@ class Edges:
         parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if (earlier := self._parked.get(worker)) is not None:
             # Of a process that died a moment ago: this one has taken its place.
-            earlier.set_exception(Unavailable("another process reports as this worker"))
+            _refuse(earlier, "another process reports as this worker")
         self._parked[worker] = parked
         self._arrived[worker] = report
         self._awaited.discard(worker)
@@ -63,8 +63,10 @@ class Edges:
             self._arrived.clear()
             self._awaited = set(self._parked)
             self._complete.clear()
-            for parked in list(self._parked.values()):
-                parked.set_result(None)
+            for parked in self._parked.values():
+                # An edge may have gone in this very moment.
+                if not parked.done():
+                    parked.set_result(None)
             self._parked.clear()
             if self._awaited:
                 with suppress(TimeoutError):
@@ -76,8 +78,13 @@ class Edges:
         """Let go of all calls, so that the server need not wait for them."""
         self._closed = True
         for parked in self._parked.values():
-            parked.set_exception(Unavailable("the core is stopping"))
+            _refuse(parked, "the core is stopping")
         self._parked.clear()
+
+
+def _refuse(parked: asyncio.Future[None], reason: str) -> None:
+    if not parked.done():
+        parked.set_exception(Unavailable(reason))
 
 
 class Shown(Collector):

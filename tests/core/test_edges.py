@@ -95,6 +95,17 @@ async def test_numbers_are_those_of_the_moment_they_are_asked_for_and_each_edge_
     assert series(await known.collect()) == {("sandgate_edges",): 0}
 
 
+async def test_edge_that_goes_in_the_moment_of_the_question_is_no_fault(monkeypatch):
+    monkeypatch.setattr(edges, "_PATIENCE", 0.05)
+    known = Edges()
+    async with reporting(known, "0"):
+        leaving = asyncio.ensure_future(known.report(report("1", 1)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert series(await known.collect())["sandgate_edges",] == 1
+        assert (await asyncio.gather(leaving, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+
 async def test_several_who_ask_at_once_are_all_answered():
     known = Edges()
     async with reporting(known, "0", "1"):
