@@ -83,9 +83,11 @@ class BringUp:
                 await _commands(stub, address, record, patience=patience)
             except grpc.aio.AioRpcError as error:
                 _log.error("a template's commands could not be run", sandbox=record.id, details=error.details())
+                # In the agent's words; those of the transport would speak of the host.
+                lost = error.code() is grpc.StatusCode.UNAVAILABLE
+                reason = "its agent does not answer" if lost else error.details()
                 raise Internal(
-                    f"the commands of template '{record.template_id}' could not be run: {error.details()}",
-                    should_retry=False,
+                    f"the commands of template '{record.template_id}' could not be run: {reason}", should_retry=False
                 ) from error
 
 

@@ -35,9 +35,10 @@ __all__ = ["Creation"]
 
 #: Seconds a backend has to give up after its time is over; one that does not is left behind, and freed by its handle.
 _GRACE = 5.0
-#: Of the time that is left when the agent answers, the part that the template's commands may take: what they said can be
-#: told then.
-_FOR_COMMANDS = 0.95
+#: Seconds of a create's time, and of what is left of it the most, that the template's commands may not take: so what they
+#: said can be told when it is over.
+_TO_TELL = 3.0
+_TO_TELL_PART = 0.25
 _log = structlog.get_logger(__name__)
 
 
@@ -170,7 +171,7 @@ class Creation:
     async def _place(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
         # Noted before the agent is called: should that fail, it is this handle that must be destroyed.
         attempt.placement = await admitted.backend.create(request, live.record.handle)
-        patience = _FOR_COMMANDS * attempt.remaining
+        patience = attempt.remaining - min(_TO_TELL, _TO_TELL_PART * attempt.remaining)
         await self._bring_up.run(attempt.placement.agent, live.record, patience=patience)
 
 

@@ -82,13 +82,14 @@ class Templates:
         return await self._by_reference(name, patience=patience)
 
     async def snapshot(self, name: str, *, owner: str | None) -> SnapshotRecord | None:
-        """The snapshot of an id or a name."""
+        """The snapshot of an id or a name; for a caller who sees all teams, of an id or a name with its team."""
         parsed = parse_name(name)
         try:
             owner = owner if parsed is None else parsed.owner_for(owner)
         except LookupError:
             return None
-        return await self._snapshots.find(name, parsed, owner=owner)
+        # Several teams may have the name: which of them is meant must not be left to chance.
+        return await self._snapshots.find(name, None if owner is None else parsed, owner=owner)
 
     async def names_of(self, name: str, *, owner: str | None) -> frozenset[str]:
         """The template ids that ``name``, an id or a name, may stand for in a list of sandboxes."""

@@ -155,11 +155,15 @@ async def test_another_team_sees_nothing_of_it(core, backend):
         await take(stranger, box)
     with pytest.raises(InvalidArgument, match="not yours"):
         await take(stranger, await stranger.create(), name="default/mine")
-    # The same name is another team's own, and the internal caller sees both.
+    # The same name is another team's own. The internal caller sees both, and must say which one is meant.
     theirs = await take(stranger, await stranger.create(), name="mine")
     assert theirs.id != snapshot.id
     assert set(await ids(core.internal, name="mine")) == {theirs.id, snapshot.id}
     assert await ids(core.internal, name="lab/mine") == [theirs.id]
+    with pytest.raises(NotFound):
+        await core.internal.call("DeleteSnapshot", id="mine")
+    await core.internal.call("DeleteSnapshot", id="lab/mine")
+    assert await ids(core.internal) == [snapshot.id]
 
 
 async def test_pages_hold_each_snapshot_once(core, backend):

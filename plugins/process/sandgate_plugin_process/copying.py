@@ -111,7 +111,8 @@ class _Copy:
         self._stop = stop
         #: A folder with one name for each file that has several, under which the others find it.
         self._links = links
-        self._known: set[str] = set()
+        #: How many more names each of them has.
+        self._names: dict[str, int] = {}
         self._levels: list[_Level] = []
         self._was = os.stat(source, follow_symlinks=False)
         self._source = _unlocked(os.fspath(source), None)
@@ -175,10 +176,16 @@ class _Copy:
             if up is not None:
                 os.close(up)
             raise
-        if finish:
-            self._dress(self._target, self._source, level.was)
-        if stat.S_IMODE(os.fstat(self._source).st_mode) != stat.S_IMODE(level.was.st_mode):
-            os.fchmod(self._source, stat.S_IMODE(level.was.st_mode))
+        try:
+            if stat.S_IMODE(os.fstat(self._source).st_mode) != stat.S_IMODE(level.was.st_mode):
+                os.fchmod(self._source, stat.S_IMODE(level.was.st_mode))
+            if finish:
+                self._dress(self._target, self._source, level.was)
+        except BaseException:
+            for descriptor in (up, made):
+                if descriptor is not None:
+                    os.close(descriptor)
+            raise
         if up is not None:
             os.close(self._source)
             self._source = up
@@ -216,14 +223,20 @@ class _Copy:
         if found.st_nlink > 1:
             key = f"{found.st_dev}-{found.st_ino}"
             os.link(name, key, src_dir_fd=self._target, dst_dir_fd=self._links, follow_symlinks=False)
-            self._known.add(key)
+            self._names[key] = found.st_nlink - 1
 
     def _is_linked(self, name: str, found: os.stat_result) -> bool:
         """Whether this is another name of a file that was copied, and has it now."""
         key = f"{found.st_dev}-{found.st_ino}"
-        if found.st_nlink < 2 or key not in self._known:
+        if key not in self._names:
             return False
-        os.link(key, name, src_dir_fd=self._links, dst_dir_fd=self._target, follow_symlinks=False)
+        self._names[key] -= 1
+        if self._names[key]:
+            os.link(key, name, src_dir_fd=self._links, dst_dir_fd=self._target, follow_symlinks=False)
+        else:
+            # The last one takes the place of ours: a file may have as many names as the file system allows.
+            del self._names[key]
+            os.rename(key, name, src_dir_fd=self._links, dst_dir_fd=self._target)
         return True
 
     def _copy_file(self, name: str, found: os.stat_result) -> None:

@@ -252,6 +252,20 @@ async def test_snapshot_that_is_read_is_deleted_after_its_reader(gateway, kept, 
     assert len(await kept.survey()) == 2
 
 
+def test_file_may_have_as_many_names_as_there_can_be(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "inner").mkdir(parents=True)
+    (source / "first").write_text("x")
+    for number in range(300):
+        os.link(source / "first", source / ("inner" if number % 2 else ".") / f"name{number}")
+    copy_tree(source, target, owners=Owners(None, None), stop=threading.Event())
+    copies = [path for path in target.rglob("*") if path.is_file()]
+    assert {path.stat().st_ino for path in copies} == {copies[0].stat().st_ino}
+    # None of ours is left among them.
+    assert (len(copies), copies[0].stat().st_nlink) == (301, 301)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
 def test_ids_of_one_sandbox_become_those_of_another():
     owners = Owners(1000, 200_000)
     assert [owners.of(number) for number in (1000, 2000, 1000 + 65535)] == [200_000, 201_000, 265_535]
