@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench import calls, memory, streams, transfers
+from bench.containers import NotMeasured, containers
 from bench.report import Latency, Throughput, latency_table, throughput_table
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.leftovers import processes_of
@@ -44,6 +45,11 @@ def _measure(gateway: Gateway, options: argparse.Namespace) -> tuple[list[Latenc
     latencies = [_told(row) for row in calls.single_calls(gateway, rounds=rounds)]
     latencies.append(_told(calls.creations(gateway, rounds=max(5, rounds // 8))))
     latencies.append(_told(calls.listing(gateway, entries=10_000, rounds=max(5, rounds // 8))))
+    if options.containers:
+        try:
+            latencies += [_told(row) for row in containers(gateway, rounds=rounds)]
+        except NotMeasured as reason:
+            print(f"no containers are measured: {reason}", file=sys.stderr)
     throughputs = [_told(row) for row in streams.output(gateway, size=options.output * _MIB, rounds=repeats)]
     throughputs += [_told(row) for row in transfers.files(gateway, size=options.transfer * _MIB, rounds=repeats)]
     # Last, because it leaves many sandboxes behind.
@@ -66,6 +72,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=512, help="MiB of a command's output (default: 512)")
     parser.add_argument("--transfer", type=int, default=1024, help="MiB of the file sent each way (default: 1024)")
     parser.add_argument("--alive", type=int, default=50, help="sandboxes alive at once, at least 6 (default: 50)")
+    parser.add_argument(
+        "--containers", action=argparse.BooleanOptionalAction, default=True, help="measure the Docker backend too"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there too")
     return parser.parse_args()
 
