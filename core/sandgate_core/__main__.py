@@ -103,7 +103,9 @@ async def _until(stop: asyncio.Event, lost: asyncio.Event | None) -> None:
         for task in waits:
             task.cancel()
     if lost is not None and lost.is_set():
-        raise FailedPrecondition("another core has taken the database over")
+        raise FailedPrecondition(
+            "another core has this one's node id on the database: it was started on a copy of the state directory"
+        )
 
 
 def _order_to_stop() -> asyncio.Event:

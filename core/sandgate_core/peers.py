@@ -75,7 +75,10 @@ class Peers:
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, peer) from error
         finally:
+            # Over before this is, and looked at, whatever this ends with.
             answering.cancel()
+            await asyncio.wait({answering})
+            _ = answering.cancelled() or answering.exception()
 
     async def locate(
         self, peer: Peer, request: sandboxes_pb2.LocateRequest, caller: Caller, *, request_id: str

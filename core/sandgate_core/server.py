@@ -91,7 +91,7 @@ class Core:
     first_key_created: bool
     #: gRPC targets, as configured but with the ports that were chosen.
     targets: list[str]
-    #: Set when another core has taken the database over, so that this one must end; None where that cannot be.
+    #: Set when another core has this one's name, so that this one must end; None where that cannot be.
     lost: asyncio.Event | None
 
 
@@ -242,7 +242,7 @@ async def _sandboxes(
         started = True
         yield sandboxes
     finally:
-        # A start that failed is not an order to end what it found, and what another core has taken over is not ours.
+        # A start that failed is not an order to end what it found, and under another core's name nothing is ours.
         ours = started and not (store.lost is not None and store.lost.is_set())
         await sandboxes.stop(kill=ours and settings.on_exit == "kill")
 

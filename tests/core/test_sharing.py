@@ -15,6 +15,7 @@ import grpc
 import pytest
 import structlog
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2, teams_pb2
 from sandgate_core import locking
@@ -65,6 +66,11 @@ async def outcome(call):
         return await call
     except SandgateError as error:
         return error
+
+
+async def health(core) -> int:
+    stub = health_pb2_grpc.HealthStub(core.internal.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest())).status
 
 
 async def states(host, sandbox_id) -> list[str]:
@@ -487,6 +493,7 @@ class TestComingAndGoing:
             for method in ("Get", "List", "Kill"):
                 with pytest.raises(Unavailable, match="lost touch with its database"):
                     await first.owner.call(method, **({} if method == "List" else {"id": made.id}))
+            assert await health(first) == health_pb2.HealthCheckResponse.NOT_SERVING
             # Its own deadline passes, and it does nothing about it.
             await until(lambda: short.id not in hosts[0].world.boxes)
             silent.clear()
@@ -495,6 +502,9 @@ class TestComingAndGoing:
                 while isinstance(await outcome(first.owner.call("List")), SandgateError):  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.05)
             assert await first.owner.ids() == [made.id]
+            async with asyncio.timeout(30):
+                while await health(first) != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.05)
             await first.owner.call("SetTimeout", id=made.id, timeout=seconds(77))
             await first.owner.call("Kill", id=made.id)
         assert await states(hosts[0], made.id) == ["creating", "running", "killing", "killed"]
