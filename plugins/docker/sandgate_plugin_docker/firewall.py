@@ -15,6 +15,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ class Firewall:
     def __init__(self, program: str, network: Network, gateway: str) -> None:
         self._program = program
         self._network = network
+        self._gateway = gateway
         self._out = f"SG-{gateway}"
         self._in = f"SG-{gateway}-IN"
         self._lock = asyncio.Lock()
@@ -108,6 +110,20 @@ class Firewall:
                 if not await self._run("-C", hook, *jump, may_fail=True):
                     await self._run("-I", hook, "1", *jump)
 
+    async def sweep(self) -> None:
+        """Remove what gateways that were killed have left: chains for a bridge that is no more."""
+        async with self._lock:
+            chains = re.findall(r"^-N SG-([0-9a-f]{8})$", await self._listed(), re.MULTILINE)
+            for gateway in chains:
+                if not Path(f"/sys/class/net/sg-{gateway}").exists():
+                    await self._remove(gateway)
+
+    async def _listed(self, *chain: str) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run, [self._program, "-w", "10", "-S", *chain], capture_output=True, timeout=_LIMIT, check=False
+        )
+        return done.stdout.decode()
+
     def _common(self) -> Sequence[str]:
         names = [
             f"-A {self._out} -p {kind} -d {server} --dport 53 -j RETURN"
@@ -155,11 +171,16 @@ class Firewall:
     async def remove(self) -> None:
         """Everything of this gateway; for who gives up its network."""
         async with self._lock:
-            for hook, chain in ((_HOOK, self._out), ("INPUT", self._in)):
-                await self._run("-D", hook, "-i", self._network.bridge, "-j", chain, may_fail=True)
-            for chain in (self._out, self._in, *(_chain(box) for box in self._boxes)):
-                await self._run("-F", chain, may_fail=True)
-                await self._run("-X", chain, may_fail=True)
+            await self._remove(self._gateway)
+
+    async def _remove(self, gateway: str) -> None:
+        out, into = f"SG-{gateway}", f"SG-{gateway}-IN"
+        boxes = re.findall(rf"^-A {out} .*-j (SGB-\w+)$", await self._listed(out), re.MULTILINE)
+        for hook, chain in ((_HOOK, out), ("INPUT", into)):
+            await self._run("-D", hook, "-i", f"sg-{gateway}", "-j", chain, may_fail=True)
+        for chain in (out, into, *boxes):
+            await self._run("-F", chain, may_fail=True)
+            await self._run("-X", chain, may_fail=True)
 
     async def _restore(self, lines: Sequence[str]) -> None:
         """All or nothing."""

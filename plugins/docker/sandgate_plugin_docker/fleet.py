@@ -84,6 +84,8 @@ class Fleet:
         """Make the network, let rules hold that sandboxes of an earlier start have, and begin to remove strays."""
         self._firewall = Firewall.open(self._settings, self._engine, self._network, self._identity.gateway)
         await self._prepare_network()
+        if self._firewall is not None:
+            await self._firewall.sweep()
         self._remover = asyncio.create_task(self._remove_strays(), name="removal of stray containers")
 
     async def close(self) -> None:

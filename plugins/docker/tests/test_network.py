@@ -59,6 +59,10 @@ def outside() -> Iterator[str]:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+def iptables(*words: str) -> str:
+    return subprocess.run(["iptables", "-w", "10", *words], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.fixture
 def reaches(run):
     async def reaches(placement, address: str, port: int = 8080) -> bool:
@@ -149,3 +153,21 @@ async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside,
         placement = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
         assert str(placement.handle["box"]).startswith("w")
         assert not await reaches(placement, outside)
+
+
+async def test_rules_of_a_gateway_that_was_killed_go_with_the_next_start(gateway, backend):
+    """Its chains and its sandboxes', once its bridge is no more."""
+    dead, box = "0" * 8, f"SGB-i{'0' * 19}9"
+    for words in (
+        ["-N", f"SG-{dead}"],
+        ["-N", f"SG-{dead}-IN"],
+        ["-N", box],
+        ["-A", f"SG-{dead}", "-s", "192.0.2.9", "-j", box],
+        ["-A", "DOCKER-USER", "-i", f"sg-{dead}", "-j", f"SG-{dead}"],
+        ["-A", "INPUT", "-i", f"sg-{dead}", "-j", f"SG-{dead}-IN"],
+    ):
+        iptables(*words)
+    async with gateway.backend():
+        rules = iptables("-S")
+    assert dead not in rules
+    assert box not in rules

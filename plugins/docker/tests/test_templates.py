@@ -101,6 +101,9 @@ async def registry(gateway, tmp_path, monkeypatch) -> AsyncIterator[Registry]:
     gateway.images.busybox("LABEL unused=1")
     yield registry
     await runner.cleanup()
+    # An image that a container uses would only lose its name.
+    for name in gateway.containers():
+        docker("rm", "-f", "-v", name)
     for line in docker("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split():
         if line.startswith(registry.host):
             docker("rmi", "-f", line)
