@@ -157,6 +157,8 @@ class Policy:
             raise ValueError(f"a plugin chose backend '{unknown[0]}', which is not configured")
         if wanted.resources is not None and not isinstance(wanted.resources, Resources):
             raise TypeError("resources")
+        if wanted.resources is not None and min(vars(wanted.resources).values()) <= 0:
+            raise ValueError("resources are not positive")
         if wanted.start_timeout is not None and not wanted.start_timeout > 0:
             raise ValueError("start_timeout is not positive")
 

@@ -57,7 +57,7 @@ class SandboxInfo:
     started_at: float | None
     #: The deadline; None before the sandbox is ready.
     end_at: float | None
-    #: The life that was asked for, in seconds: at create, or later with a new timeout. None in the edge.
+    #: The life that was asked for at create, in seconds. None in the edge.
     life: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     resources: Resources
@@ -160,7 +160,10 @@ class PolicyContext:
 
 @dataclass(frozen=True, kw_only=True)
 class RestRequest:
-    """A request of the control plane, with its key checked for form only. The paths are those of E2B's REST API."""
+    """A request of the control plane, with its key checked for form only. The paths are those of E2B's REST API.
+
+    All that an API key is for: sandboxes, templates, snapshots. Requests about keys and teams are the operator's.
+    """
 
     #: Method and path as the API names them: `POST /v2/sandboxes`, `GET /sandboxes/{id}`. Refusing by it refuses a route.
     route: str
@@ -194,7 +197,7 @@ class Reply:
     kind: ReplyKind
     #: JSON-able; what a hook returns instead must be so too.
     body: Mapping[str, object]
-    #: What is being answered, as it arrived; None for a hook's own purposes only.
+    #: What is being answered, as plugins have amended it.
     request: RestRequest
 
 

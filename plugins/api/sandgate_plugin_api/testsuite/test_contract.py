@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 import pytest
@@ -66,7 +67,8 @@ async def test_template_that_does_not_exist_is_not_found(backend: Backend) -> No
 
 async def test_diagnose_gives_rows_for_doctor(backend: Backend, deployment: Deployment) -> None:
     assert not inspect.iscoroutinefunction(type(backend).diagnose)
-    for row in type(backend).diagnose(deployment.options.settings):
+    # It blocks, and doctor calls it where no event loop runs.
+    for row in await asyncio.to_thread(type(backend).diagnose, deployment.options.settings):
         what, works, how = row
         assert isinstance(what, str)
         assert isinstance(works, bool)
