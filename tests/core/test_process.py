@@ -173,7 +173,7 @@ async def test_killed_core_can_be_started_again_at_once(start):
     ("changes", "text"),
     [
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
-        ({"default_backend": "docker"}, "no backend 'docker'; installed: 'plain'"),
+        ({"default_backend": "nowhere"}, "no backend 'nowhere'; installed: "),
         ({"backends": {"plain": {"fault": "mend\nthis"}}}, "backend 'plain': mend this"),
         ({"listen": ["nonsense://x"]}, "cannot listen on nonsense://x"),
         ({"state_dir": "/proc/nowhere"}, "/proc/nowhere"),
