@@ -182,6 +182,8 @@ class CommandLogs:
             _log.debug("an agent's lines ended", sandbox=sandbox_id, code=error.code().name)
         except Exception:
             _log.exception("an agent's lines could not be followed", sandbox=sandbox_id)
+        # It may have ended, as in a pause that keeps the files alone: then nobody else has its last lines.
+        await self._write()
         # Whoever looks for agents that are not followed finds this one again after a while.
         await asyncio.sleep(_RETRY)
 
