@@ -10,6 +10,7 @@ a deadline for example, stands in the sandbox's own history.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +25,8 @@ from sandgate_core.store import Store
 
 __all__ = ["ACTIONS", "Audit", "AuditEntry", "AuditQuery"]
 
-#: What is noted, by gRPC method, and where the answer or the request names what it was about.
+#: What is noted, by gRPC method, and where the answer names what it was about; empty: the request's ``id`` does, which is
+#: there whatever came of it and whichever core answered. So a snapshot is about its sandbox.
 ACTIONS: Mapping[str, tuple[str, str]] = {
     "/sandgate_api.core.v1.SandboxService/Create": ("sandbox.create", "sandbox"),
     "/sandgate_api.core.v1.SandboxService/Kill": ("sandbox.kill", ""),
@@ -34,7 +36,7 @@ ACTIONS: Mapping[str, tuple[str, str]] = {
     "/sandgate_api.core.v1.SandboxService/Resume": ("sandbox.resume", ""),
     "/sandgate_api.core.v1.SandboxService/Fork": ("sandbox.fork", ""),
     "/sandgate_api.core.v1.SandboxService/UpdateNetwork": ("sandbox.network", ""),
-    "/sandgate_api.core.v1.SandboxService/CreateSnapshot": ("snapshot.create", "snapshot"),
+    "/sandgate_api.core.v1.SandboxService/CreateSnapshot": ("snapshot.create", ""),
     "/sandgate_api.core.v1.SandboxService/DeleteSnapshot": ("snapshot.delete", ""),
     "/sandgate_api.core.v1.KeyService/CreateKey": ("key.create", "key"),
     "/sandgate_api.core.v1.KeyService/RenameKey": ("key.rename", ""),
@@ -93,6 +95,8 @@ class Audit:
         self._store = store
         self._kept = days * 24 * 3600 * clock.MICROSECONDS
         self._waiting: list[AuditEntry] = []
+        #: Held over a write: who reads waits for the one that is under way.
+        self._writing = asyncio.Lock()
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
@@ -135,6 +139,10 @@ class Audit:
 
     async def _flush(self) -> bool:
         """False: the store could not be written; the entries still wait."""
+        async with self._writing:
+            return await self._write_waiting()
+
+    async def _write_waiting(self) -> bool:
         entries, self._waiting = self._waiting, []
         if not entries:
             return True

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from sandgate_core import audit as module
 from sandgate_core import clock
 from sandgate_core.audit import ACTIONS
+from sandgate_core.store import Store
 from sandgate_errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 
 
@@ -53,6 +54,21 @@ async def test_keys_and_teams_are_noted_too(core):
         ("key.revoke", key.id, "OK"),
     ]
     assert {(entry.team, entry.key_id) for entry in found} == {("", "")}
+
+
+async def test_reader_waits_for_entries_that_are_being_written(core, monkeypatch):
+    begun, write = asyncio.Event(), Store.add_audit
+
+    async def slow(store, rows):
+        begun.set()
+        await asyncio.sleep(0.2)
+        await write(store, rows)
+
+    monkeypatch.setattr(Store, "add_audit", slow)
+    await core.internal.call("CreateTeam", id="lab")
+    async with asyncio.timeout(20):
+        await begun.wait()
+    assert summary(await entries(core)) == [("team.create", "lab", "OK")]
 
 
 async def test_request_id_is_the_callers(core):

@@ -342,7 +342,7 @@ async def test_snapshots_are_in_the_audit(core, backend):
     await core.owner.call("DeleteSnapshot", id=snapshot.id)
     entries = (await core.internal.call("ListAudit", action="snapshot")).entries
     assert {(entry.action, entry.subject, entry.outcome) for entry in entries} == {
-        ("snapshot.create", snapshot.id, "OK"),
+        ("snapshot.create", box.id, "OK"),
         ("snapshot.delete", snapshot.id, "OK"),
     }
 
