@@ -11,8 +11,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PROJECTS := pyproject.toml plugins/api/pyproject.toml plugins/process/pyproject.toml plugins/docker/pyproject.toml
-EDITABLE := -e plugins/api -e . -e plugins/process -e plugins/docker
+PROJECTS := pyproject.toml plugins/api/pyproject.toml plugins/process/pyproject.toml plugins/docker/pyproject.toml plugins/rock/pyproject.toml
+EDITABLE := -e plugins/api -e . -e plugins/process -e plugins/docker -e plugins/rock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 
 # The system's own python3 first: a newer one beside it may lack its venv module.

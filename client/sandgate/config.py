@@ -143,6 +143,9 @@ class Settings(BaseModel):
     max_rpc_bytes: Number = Field(
         64 * 1024 * 1024, ge=64 * 1024, le=1024 * 1024 * 1024, description="largest RPC message, in bytes"
     )
+    max_rpc_request_bytes: Number | None = Field(
+        None, ge=64 * 1024, le=1024 * 1024 * 1024, description="largest RPC message from a client; none: the same"
+    )
     max_upload_bytes: Number = Field(0, ge=0, description="largest body of an upload, in bytes; 0: no limit")
     max_upload_files: Number = Field(0, ge=0, description="most files in one upload; 0: no limit")
     max_list_depth: Number = Field(0, ge=0, description="greatest depth of a directory listing; 0: no limit")

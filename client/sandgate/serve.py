@@ -102,6 +102,7 @@ class _Plan:
             "domain": self.settings.domain,
             "trusted_proxies": self.settings.trusted_proxies,
             "max_rpc_bytes": self.settings.max_rpc_bytes,
+            "max_rpc_request_bytes": self.settings.max_rpc_request_bytes,
             "max_upload_bytes": self.settings.max_upload_bytes,
             "max_upload_files": self.settings.max_upload_files,
             "max_list_depth": self.settings.max_list_depth,

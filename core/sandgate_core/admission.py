@@ -65,6 +65,10 @@ class Admitted:
     alias: str
     #: What to start from instead of the template's files.
     snapshot: Mapping[str, object] | None = None
+    #: What policy calls it, for the backend; see :attr:`sandgate_plugin_api.SandboxRequest.name`.
+    name: str = ""
+    #: Seconds that the backend and its agent may take at most; None: what is left of the create's time.
+    start_timeout: float | None = None
 
 
 class Admission:

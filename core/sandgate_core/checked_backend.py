@@ -8,6 +8,7 @@ types and errors of the taxonomy only, and no plugin ends the core by leaving th
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,15 @@ class CheckedBackend(Backend):
 
     async def usage(self, handle: Mapping[str, object]) -> Usage | None:
         return self._maybe(Usage, await self._call("usage", self.inner.usage(handle)), "usage")
+
+    async def address(self, handle: Mapping[str, object]) -> str | None:
+        address = self._maybe(str, await self._call("address", self.inner.address(handle)), "address")
+        if address is None:
+            return None
+        try:
+            return str(ipaddress.ip_address(address))
+        except ValueError as error:
+            self._fault("address", f"returned {address[:100]!r}, which is no IP address", error)
 
     async def _call(self, method: str, work: Awaitable[T], *promised: Capability) -> T:
         with self._contained(method, *promised):

@@ -152,6 +152,8 @@ class Creation:
     async def _placed(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> Placement:
         if attempt.abandoned:
             raise Canceled("the caller went away")
+        patience = min(self._patience, admitted.start_timeout or self._patience)
+        attempt.deadline = min(attempt.deadline, asyncio.get_running_loop().time() + patience)
         placing = attempt.placing = self._errands.start(self._place(attempt, live, admitted=admitted, request=request))
         await asyncio.wait({placing}, timeout=attempt.remaining)
         if not placing.done():
@@ -159,7 +161,7 @@ class Creation:
             await asyncio.wait({placing}, timeout=_GRACE)
             if not placing.done():
                 self._errands.post(_free_late(placing, live, admitted), "what was made too late could not be freed")
-            raise DeadlineExceeded(f"the sandbox was not ready within {self._patience:g} seconds", should_retry=False)
+            raise DeadlineExceeded(f"the sandbox was not ready within {patience:g} seconds", should_retry=False)
         if attempt.abandoned:
             raise Canceled("the caller went away")
         if placing.cancelled():
@@ -194,6 +196,7 @@ def _plan(admitted: Admitted, *, owner: str) -> tuple[SandboxRecord, SandboxRequ
         egress=egress,
         snapshot=admitted.snapshot,
         metadata=dict(spec.metadata),
+        name=admitted.name,
     )
     record = SandboxRecord(
         id=request.sandbox_id,

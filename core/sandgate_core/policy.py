@@ -40,7 +40,7 @@ from sandgate_plugin_api import (
     NewLife,
     NewSandbox,
     PolicyContext,
-    Resources,
+    ResourceLimits,
     SandboxInfo,
     Template,
 )
@@ -56,6 +56,8 @@ _MOST_UNTOLD = 10_000
 _CLOSE_PATIENCE = 5.0
 #: Seconds a backend may take to list its templates.
 _TEMPLATES_PATIENCE = 10.0
+#: Resources are 32-bit numbers on the wire.
+_LARGEST_LIMIT = 2**31 - 1
 #: With these a backend has started nothing, so that another may be asked.
 _TRY_ANOTHER = (Unavailable, ResourceExhausted, NotFound)
 _log = structlog.get_logger(__name__)
@@ -68,21 +70,21 @@ class Wish:
     spec: CreateSpec
     #: In this order; empty: the core's own choice.
     backends: tuple[str, ...] = ()
-    resources: Resources | None = None
-    #: Seconds; None: the core's own limit.
+    resources: ResourceLimits | None = None
+    #: As in :class:`~sandgate_core.admission.Admitted`.
+    name: str = ""
     start_timeout: float | None = None
 
     def admitted(self, admitted: Admitted) -> Admitted:
-        """The template with the resources that policy wants. Raises CapabilityMissing."""
-        if self.resources is None or self.resources == admitted.template.resources:
+        """With what policy wants beside the request. Raises CapabilityMissing."""
+        admitted = replace(admitted, name=self.name, start_timeout=self.start_timeout)
+        wanted = {name: value for name, value in vars(self.resources or ResourceLimits()).items() if value is not None}
+        resources = replace(admitted.template.resources, **wanted)
+        if resources == admitted.template.resources:
             return admitted
         if Capability.LIMITS not in admitted.backend.capabilities:
             raise CapabilityMissing.of(admitted.backend.name, Capability.LIMITS.value)
-        return replace(admitted, template=replace(admitted.template, resources=self.resources))
-
-    def shorter_by(self, limit: float) -> float:
-        """How much less time than ``limit`` seconds making it may take."""
-        return 0.0 if self.start_timeout is None else max(0.0, limit - self.start_timeout)
+        return replace(admitted, template=replace(admitted.template, resources=resources))
 
     async def tried(self, attempt: Callable[[str | None], Awaitable[T]]) -> T:
         """``attempt`` with each backend in turn until one has not said that it started nothing."""
@@ -109,13 +111,17 @@ class Policy:
         self._wake = asyncio.Event()
         self._lost = 0
 
-    async def wish(self, spec: CreateSpec, *, owner: str) -> Wish:
-        """A create as the plugins want it. Raises what they refuse it with."""
+    async def wish(self, spec: CreateSpec, *, owner: str, is_ready: Callable[[], Awaitable[bool]]) -> Wish:
+        """A create as the plugins want it. Raises what they refuse it with.
+
+        ``is_ready``: whether its template is there without a backend having to look for it; asked for plugins only.
+        """
         if not self._policies.has("sandgate_create_request"):
             return Wish(spec=spec)
         rules = spec.network or NetworkRules()
         asked = NewSandbox(
             template=spec.template,
+            ready=await is_ready(),
             timeout=spec.timeout / clock.MICROSECONDS,
             metadata=dict(spec.metadata),
             envs=dict(spec.envs),
@@ -147,6 +153,7 @@ class Policy:
             spec=changed,
             backends=tuple(wanted.backends),
             resources=wanted.resources,
+            name=wanted.name,
             start_timeout=wanted.start_timeout,
         )
 
@@ -155,10 +162,10 @@ class Policy:
             raise ValueError("a plugin changed the owner of a create")
         if unknown := [name for name in wanted.backends if name not in self._backends]:
             raise ValueError(f"a plugin chose backend '{unknown[0]}', which is not configured")
-        if wanted.resources is not None and not isinstance(wanted.resources, Resources):
-            raise TypeError("resources")
-        if wanted.resources is not None and min(vars(wanted.resources).values()) <= 0:
-            raise ValueError("resources are not positive")
+        if wanted.resources is not None:
+            _check_limits(wanted.resources)
+        if not isinstance(wanted.name, str):
+            raise TypeError("name")
         if wanted.start_timeout is not None and not wanted.start_timeout > 0:
             raise ValueError("start_timeout is not positive")
 
@@ -333,6 +340,14 @@ def info_of(record: SandboxRecord) -> SandboxInfo:
         metadata=dict(record.metadata),
         resources=record.resources,
     )
+
+
+def _check_limits(limits: object) -> None:
+    if not isinstance(limits, ResourceLimits):
+        raise TypeError("resources")
+    for value in vars(limits).values():
+        if value is not None and not (isinstance(value, int) and 0 < value <= _LARGEST_LIMIT):
+            raise ValueError("resources are not positive 32-bit integers")
 
 
 def _seconds(microseconds: int | None) -> float | None:

@@ -209,6 +209,18 @@ class Sandboxes:
             raise SandboxNotFound.of(name)
         return record
 
+    async def address(self, sandbox_id: str) -> str:
+        """The IP address that a running sandbox of this core has for itself; empty: none, or its backend does not say."""
+        live = self._table.get(sandbox_id)
+        if live is None or live.record.state not in _AWAKE:
+            return ""
+        try:
+            async with asyncio.timeout(_LOCATE_PATIENCE):
+                return await self._backends[live.record.backend].address(live.record.handle) or ""
+        except (SandgateError, TimeoutError) as error:
+            _log.warning("a backend does not say where a sandbox is", sandbox=sandbox_id, reason=str(error))
+            return ""
+
     async def list(self, query: Query, caller: Caller, *, template: str | None = None) -> Page:
         """One page. ``template`` is an id or a name."""
         query, template, where = await self._policy.query(query, owner=caller.owner, template=template)
@@ -302,9 +314,11 @@ class Sandboxes:
             earlier = await self._repeats.earlier(owner=owner, key=spec.idempotency_key, digest=spec.digest)
             if earlier is not None:
                 return earlier
-        wish = await self._policy.wish(spec, owner=owner)
+        wish = await self._policy.wish(
+            spec, owner=owner, is_ready=partial(self.templates.is_ready, spec.template, owner=owner)
+        )
         await self._quotas.count_create(owner)
-        asked_at = asyncio.get_running_loop().time() - wish.shorter_by(self._create_timeout)
+        asked_at = asyncio.get_running_loop().time()
         try:
             return await wish.tried(partial(self._create_on, wish, owner=owner, asked_at=asked_at))
         except AlreadyExists as error:

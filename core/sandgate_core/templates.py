@@ -81,6 +81,13 @@ class Templates:
             raise failure
         return await self._by_reference(name, patience=patience)
 
+    async def is_ready(self, name: str, *, owner: str | None) -> bool:
+        """Whether ``name`` is a listed template or a snapshot, as far as backends answer."""
+        if not name or len(name) > _LONGEST_NAME:
+            return False
+        listed, _ = await self._listed(name)
+        return listed is not None or await self.snapshot(name, owner=owner) is not None
+
     async def snapshot(self, name: str, *, owner: str | None) -> SnapshotRecord | None:
         """The snapshot of an id or a name; for a caller who sees all teams, of an id or a name with its team."""
         parsed = parse_name(name)

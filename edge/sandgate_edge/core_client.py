@@ -139,8 +139,11 @@ class CoreClient:
         reply = await self._call(self._sandboxes.Create, request, _on_behalf(api_key, request_id))
         return reply.sandbox
 
-    async def get(self, sandbox_id: str, *, api_key: str, request_id: str) -> sandboxes_pb2.Sandbox:
-        request = sandboxes_pb2.GetRequest(id=sandbox_id)
+    async def get(
+        self, sandbox_id: str, *, api_key: str, request_id: str, address: bool = False
+    ) -> sandboxes_pb2.Sandbox:
+        """``address``: with what only its backend knows."""
+        request = sandboxes_pb2.GetRequest(id=sandbox_id, address=address)
         reply = await self._read(self._sandboxes.Get, request, _on_behalf(api_key, request_id))
         return reply.sandbox
 

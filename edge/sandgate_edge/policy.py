@@ -357,4 +357,5 @@ def _info_of(sandbox: sandboxes_pb2.Sandbox) -> SandboxInfo:
             memory_mb=sandbox.resources.memory_mb,
             disk_size_mb=sandbox.resources.disk_size_mb,
         ),
+        address=sandbox.address,
     )

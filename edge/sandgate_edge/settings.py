@@ -25,6 +25,8 @@ class Settings(BaseModel):
     """Sandboxes are reached as ``<port>-<id>.<domain>``. None: no wildcard name was set up; see ``routing``."""
     max_rpc_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     """The largest single message of an RPC, after decompression."""
+    max_rpc_request_bytes: int | None = Field(default=None, ge=1024)
+    """The largest single message from a client; None: ``max_rpc_bytes`` too."""
     max_upload_bytes: int = Field(default=0, ge=0)
     """The largest body of an upload, after decompression; 0: no limit, for this one and the next three."""
     max_upload_files: int = Field(default=0, ge=0)
@@ -44,3 +46,8 @@ class Settings(BaseModel):
     plugins: dict[str, dict[str, object]] = Field(default_factory=dict)
     """The table of each policy plugin, in the order in which their hooks are asked."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def request_limit(self) -> int:
+        """Bytes of one message from a client."""
+        return min(self.max_rpc_bytes, self.max_rpc_request_bytes or self.max_rpc_bytes)

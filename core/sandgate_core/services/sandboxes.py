@@ -71,7 +71,10 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
 
     async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
-        return sandboxes_pb2.GetResponse(sandbox=self._message_of(await self._sandboxes.get(request.id, current())))
+        message = self._message_of(await self._sandboxes.get(request.id, current()))
+        if request.address:
+            message.address = await self._sandboxes.address(message.id)
+        return sandboxes_pb2.GetResponse(sandbox=message)
 
     async def List(self, request: sandboxes_pb2.ListRequest, context: Any) -> sandboxes_pb2.ListResponse:  # noqa: N802
         page = await self._sandboxes.list(_query_of(request), current(), template=request.template or None)

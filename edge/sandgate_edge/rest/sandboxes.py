@@ -145,7 +145,11 @@ async def sandbox_reply(request: web.Request, sandbox: sandboxes_pb2.Sandbox) ->
 @key_first
 async def get(request: web.Request) -> web.Response:
     sandbox = await request.app[CORE].get(
-        sandbox_id_in_path(request), api_key=api_key_of(request), request_id=request[REQUEST_ID]
+        sandbox_id_in_path(request),
+        api_key=api_key_of(request),
+        request_id=request[REQUEST_ID],
+        # For plugins alone: no client of E2B's is told.
+        address=request.app[POLICY].has("sandgate_describe"),
     )
     view = detail_view(sandbox, domain=request.app[SETTINGS].domain)
     return web.json_response(await request.app[POLICY].described(request, sandbox, view, ReplyKind.DETAIL))

@@ -19,7 +19,7 @@ _ENCODINGS = frozenset({"", "identity", "gzip"})
 async def whole_body(request: web.Request) -> bytes:
     """The body of a unary call, inflated. Raises ResourceExhausted as soon as it is known to be too large."""
     encoding = _encoding(request, "Content-Encoding")
-    limit = request.app[SETTINGS].max_rpc_bytes
+    limit = request.app[SETTINGS].request_limit
     if request.content_length is not None and request.content_length > limit:
         raise ResourceExhausted(f"message of {request.content_length} bytes is larger than the limit of {limit}")
     parts: list[bytes] = []
@@ -36,7 +36,7 @@ async def whole_body(request: web.Request) -> bytes:
 async def envelopes(request: web.Request) -> AsyncIterator[bytes]:
     """The messages of a stream call, each as soon as it is complete."""
     gzip = _encoding(request, "Connect-Content-Encoding") == "gzip"
-    reader = EnvelopeReader(max_bytes=request.app[SETTINGS].max_rpc_bytes, gzip=gzip)
+    reader = EnvelopeReader(max_bytes=request.app[SETTINGS].request_limit, gzip=gzip)
     async for chunk in _chunks(request):
         for payload in reader.feed(chunk):
             yield payload

@@ -29,6 +29,7 @@ from sandgate_plugin_api.policy import (
     PolicyContext,
     Reply,
     ReplyKind,
+    ResourceLimits,
     RestRequest,
     SandboxInfo,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Registrar",
     "Reply",
     "ReplyKind",
+    "ResourceLimits",
     "Resources",
     "RestRequest",
     "SandboxInfo",

@@ -191,6 +191,10 @@ class Backend(abc.ABC):
         """What a running sandbox uses; None: its agent measures as well as the backend could. Every 5 s per sandbox."""
         return None
 
+    async def address(self, handle: Mapping[str, object]) -> str | None:
+        """The IP address that a sandbox has for itself alone, for those who describe it; None: it has none now."""
+        return None
+
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
         """What ``sandgate doctor`` prints: (what, works, how it is or how to mend it). May take a second; blocks."""

@@ -26,6 +26,7 @@ __all__ = [
     "PolicyContext",
     "Reply",
     "ReplyKind",
+    "ResourceLimits",
     "RestRequest",
     "SandboxInfo",
 ]
@@ -61,6 +62,20 @@ class SandboxInfo:
     life: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     resources: Resources
+    #: Its own IP address where its backend knows one; only in a reply of the kind ``detail``.
+    address: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceLimits:
+    """What a sandbox may use; None: what its template says."""
+
+    #: Whole CPUs.
+    cpu_count: int | None = None
+    #: MiB.
+    memory_mb: int | None = None
+    #: MiB.
+    disk_size_mb: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +86,9 @@ class NewSandbox:
 
     #: An id, an alias or whatever else the backends find a template by.
     template: str
+    #: Whether the template that the client named is there: listed by a backend, or a snapshot. Otherwise a backend may find
+    #: it without listing it, such as the reference of an image; or nobody does. A change changes nothing.
+    ready: bool = False
     #: Seconds of life.
     timeout: float
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -89,8 +107,11 @@ class NewSandbox:
     #: ResourceExhausted, or does not have the template.
     backends: tuple[str, ...] = ()
     #: Instead of the template's. Refused by name where the backend does not enforce limits.
-    resources: Resources | None = None
-    #: Seconds that making it may take; None: the gateway's own limit, which is also the largest that counts.
+    resources: ResourceLimits | None = None
+    #: How the backend is to call it; see :attr:`~sandgate_plugin_api.records.SandboxRequest.name`.
+    name: str = ""
+    #: Seconds until it must be ready, from when its backend is asked to make it: looking for the template does not count.
+    #: The gateway's own limit (``create_timeout``) for all of it counts besides. None: that one alone.
     start_timeout: float | None = None
 
 

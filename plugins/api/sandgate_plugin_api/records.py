@@ -83,6 +83,10 @@ class SandboxRequest:
     snapshot: Mapping[str, object] | None = None
     #: As the client gave it; for labels, never for decisions.
     metadata: Mapping[str, str] = field(default_factory=dict)
+    #: How what is made is to be called, where it has a name that others see, such as a container's. Empty: as the backend
+    #: likes. Text of a client: :meth:`~sandgate_plugin_api.backend.Backend.reserve` raises InvalidArgument for what cannot
+    #: be a name, ``create`` AlreadyExists for one that is taken. A backend without names leaves it.
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from sandgate_plugin_docker.engine import Details, Engine, told
 from sandgate_plugin_docker.fleet import Fleet, name_of, runs, to_its_end
 from sandgate_plugin_docker.furnishing import Furnishing
 from sandgate_plugin_docker.images import ImageFacts, Images
+from sandgate_plugin_docker.networks import address_in
 from sandgate_plugin_docker.ports import ByPort
 from sandgate_plugin_docker.reaching import BySocket
 from sandgate_plugin_docker.settings import DockerSettings
@@ -168,11 +169,15 @@ class DockerBackend(Backend):
 
     async def create(self, request: SandboxRequest, handle: Mapping[str, object]) -> Placement:
         with told():
-            model = await self._catalog.model(request.template.id)
+            template = await self._catalog.model(request.template.id)
+            from_image = request.snapshot is None
+            model = self._catalog.limited(template, request.template.resources, disk=from_image)
             egress = request.egress if request.allow_internet_access else Egress(internet=False)
             self._fleet.check_egress(model, egress)
             name = _container(handle)
-            if request.snapshot is None and (placement := await self._claim(model, name, egress)) is not None:
+            # One that was made ahead has what its template says.
+            as_made = from_image and model is template
+            if as_made and (placement := await self._claim(model, name, egress)) is not None:
                 return placement
             image = model.image.id if request.snapshot is None else await self._snapshot_image(request.snapshot)
             return await self._fleet.make(model, name, self._shelf.box(handle.get("box")), image=image, egress=egress)
@@ -398,6 +403,12 @@ class DockerBackend(Backend):
         with told():
             stats = await self._engine.stats(name)
         return None if stats is None else self._meter.measure(name, stats)
+
+    async def address(self, handle: Mapping[str, object]) -> str | None:
+        with told():
+            details = await self._engine.inspect(_container(handle))
+        found = None if details is None else address_in(details)
+        return None if found is None else str(found)
 
     @classmethod
     def diagnose(cls, settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:

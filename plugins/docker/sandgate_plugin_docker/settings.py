@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["DockerSettings", "MountSettings", "TemplateSettings"]
+__all__ = ["LEAST_MEMORY_MB", "DockerSettings", "MountSettings", "TemplateSettings"]
 
 _MODEL = ConfigDict(extra="forbid", frozen=True, strict=True)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _INNER_FOLDER = re.compile(r"/.*[^/]")
 #: The engine refuses to start a container with less.
-_LEAST_MEMORY_MB = 32
+LEAST_MEMORY_MB = 32
 
 Text = Annotated[str, Field(min_length=1)]
 #: TOML has lists only.
@@ -53,7 +53,7 @@ class _Sandbox(BaseModel):
     #: Whole CPUs; None: as many as the engine's host has.
     cpu_count: int | None = Field(default=None, ge=1, le=1024)
     #: MiB, swap included; None: no limit.
-    memory_mb: int | None = Field(default=None, ge=_LEAST_MEMORY_MB)
+    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
     #: MiB of changed and new files; None: no limit. Needs a storage driver that can.
     disk_size_mb: int | None = Field(default=None, ge=64)
     #: Processes and threads; None: no limit.

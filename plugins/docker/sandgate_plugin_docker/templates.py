@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandgate_errors import InvalidArgument
 from sandgate_plugin_api import Resources, Template
 from sandgate_plugin_docker.images import ImageFacts, Images, is_reference
-from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
+from sandgate_plugin_docker.settings import LEAST_MEMORY_MB, DockerSettings, TemplateSettings
 
 __all__ = ["Catalog", "Model"]
 
@@ -101,6 +101,23 @@ class Catalog:
             found = name, self._settings.inherited(TemplateSettings(image=name, warm=0))
         known, settings = found
         return Model(name=known, settings=settings, image=await self._images.find(settings.image))
+
+    def limited(self, model: Model, resources: Resources, *, disk: bool) -> Model:
+        """A template for a sandbox that may use something else than it says; ``disk``: of its disk, too.
+
+        The same object where it says the same. Raises InvalidArgument for what the engine's host does not have, or with
+        which no container starts.
+        """
+        own = self._described(model.name, model.settings, model.image).resources
+        names = ("cpu_count", "memory_mb", *(("disk_size_mb",) if disk else ()))
+        changes = {name: getattr(resources, name) for name in names if getattr(resources, name) != getattr(own, name)}
+        if not changes:
+            return model
+        if resources.cpu_count > self._machine.cpu_count:
+            raise InvalidArgument(f"a sandbox can have {self._machine.cpu_count} CPUs here, not {resources.cpu_count}")
+        if resources.memory_mb < LEAST_MEMORY_MB:
+            raise InvalidArgument(f"a sandbox needs at least {LEAST_MEMORY_MB} MiB of memory")
+        return replace(model, settings=model.settings.model_copy(update=changes))
 
     def model_of(self, name: str, image: ImageFacts) -> Model:
         """Of a sandbox that was made from a template, which may be unknown by now."""

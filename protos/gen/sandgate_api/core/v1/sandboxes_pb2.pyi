@@ -215,6 +215,7 @@ class Sandbox(google.protobuf.message.Message):
     PAUSE_MODE_FIELD_NUMBER: builtins.int
     AGENT_UNRESPONSIVE_AT_PAUSE_FIELD_NUMBER: builtins.int
     TRAFFIC_ACCESS_TOKEN_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     id: builtins.str
     """`i` and 20 of [a-z0-9]."""
     template_id: builtins.str
@@ -233,6 +234,8 @@ class Sandbox(google.protobuf.message.Message):
     """The agent gave no answer when the sandbox was paused; it may not after a resume either."""
     traffic_access_token: builtins.str
     """What requests to its ports must bring; empty unless its rules forbid public traffic."""
+    address: builtins.str
+    """Its own IP address, where its backend knows one; only in the answer of a Get that asks for it."""
     @property
     def started_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """From readiness, not from the request."""
@@ -266,9 +269,10 @@ class Sandbox(google.protobuf.message.Message):
         pause_mode: Global___PauseMode.ValueType = ...,
         agent_unresponsive_at_pause: builtins.bool = ...,
         traffic_access_token: builtins.str = ...,
+        address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["end_at", b"end_at", "network", b"network", "resources", b"resources", "started_at", b"started_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "agent_unresponsive_at_pause", b"agent_unresponsive_at_pause", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_mode", b"pause_mode", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id", "traffic_access_token", b"traffic_access_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["access_token", b"access_token", "address", b"address", "agent_unresponsive_at_pause", b"agent_unresponsive_at_pause", "alias", b"alias", "allow_internet_access", b"allow_internet_access", "auto_resume", b"auto_resume", "backend", b"backend", "end_at", b"end_at", "envd_version", b"envd_version", "id", b"id", "metadata", b"metadata", "network", b"network", "on_timeout", b"on_timeout", "pause_mode", b"pause_mode", "resources", b"resources", "started_at", b"started_at", "state", b"state", "template_id", b"template_id", "traffic_access_token", b"traffic_access_token"]) -> None: ...
 
 Global___Sandbox: typing_extensions.TypeAlias = Sandbox
 
@@ -388,13 +392,17 @@ class GetRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ID_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     id: builtins.str
+    address: builtins.bool
+    """Ask its backend for its address too. Only the core that the sandbox belongs to can."""
     def __init__(
         self,
         *,
         id: builtins.str = ...,
+        address: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "id", b"id"]) -> None: ...
 
 Global___GetRequest: typing_extensions.TypeAlias = GetRequest
 
