@@ -169,12 +169,14 @@ def keys() -> None:
 @keys.command("create")
 @click.option("--name", default="", help="What the key is for.")
 @click.option("--team", "--owner", "team", default="", help="Whose sandboxes the key sees (default).")
+@click.option("--create-team", is_flag=True, help="Make the team too, without limits, where there is none.")
 @_of_gateway
-def create_key(config: Path | None, state_dir: str | None, name: str, team: str) -> None:
+def create_key(config: Path | None, state_dir: str | None, name: str, team: str, create_team: bool) -> None:
     """Make a key and print it, this once."""
     from sandgate import keys as commands
 
-    commands.create(_configuration(config, state_dir=state_dir).settings.state_dir, name=name, owner=team)
+    settings = _configuration(config, state_dir=state_dir).settings
+    commands.create(settings.state_dir, name=name, owner=team, create_team=create_team)
 
 
 @keys.command("list")

@@ -11,15 +11,19 @@ from google.protobuf.json_format import MessageToDict
 from sandgate.core_client import connected
 from sandgate.tables import show_table, when
 from sandgate_api.core.v1 import keys_pb2
+from sandgate_errors import NotFound
 
 __all__ = ["create", "revoke", "show_all"]
 
 
-def create(state_dir: Path, *, name: str, owner: str) -> None:
+def create(state_dir: Path, *, name: str, owner: str, create_team: bool) -> None:
     """Print the new key alone on standard output, so that a script can catch it; the rest goes to standard error."""
     with connected(state_dir) as core:
-        request = keys_pb2.CreateKeyRequest(name=name, owner=owner)
-        reply = core.ask(core.keys.CreateKey, request)
+        request = keys_pb2.CreateKeyRequest(name=name, owner=owner, create_team=create_team)
+        try:
+            reply = core.ask(core.keys.CreateKey, request)
+        except NotFound as error:
+            raise NotFound(f"{error.message}: make it with sandgate teams create, or give --create-team too") from error
     click.echo(reply.secret)
     click.echo(f"key {reply.key.id} of team {reply.key.owner}; it is not shown again", err=True)
 

@@ -115,9 +115,11 @@ class Keys:
         found = (key for key in self._by_digest.values() if owner in {"", key.owner})
         return sorted(found, key=lambda key: (key.created_at, key.id))
 
-    async def create(self, *, name: str, owner: str) -> tuple[KeyRecord, str]:
-        """A new key and its secret, which is not kept. Raises InvalidArgument."""
+    async def create(self, *, name: str, owner: str, create_team: bool) -> tuple[KeyRecord, str]:
+        """A new key and its secret, which is not kept. Raises InvalidArgument, and NotFound for an unknown team."""
         _check_name(name)
+        # Before the lock: to make one tells the other cores, which may be telling this one of keys.
+        await self._teams.ensure(owner, create=create_team)
         secret = f"e2b_{secrets.token_hex(20)}"
         async with self._changing():
             return await self._add(secret, name=name, owner=owner), secret
@@ -171,6 +173,7 @@ class Keys:
             return False
         if known is not None or (stored and not given):
             return False
+        await self._teams.ensure(owner, create=True)
         try:
             await self._add(secret, name=_FIRST, owner=owner)
         except AlreadyExists:
@@ -206,7 +209,6 @@ class Keys:
             owner=owner,
             created_at=clock.now(),
         )
-        await self._teams.ensure(owner)
         await self._store.add_key(asdict(key))
         self._by_digest[key.digest] = key
         return key

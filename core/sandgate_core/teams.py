@@ -1,7 +1,7 @@
 """Teams: who owns keys and sandboxes, and how much each may have.
 
-A team is what a key and a sandbox call their owner. One that was never set up has no limits: making a key for it makes
-the team. Teams are held in memory (written through), so that a create asks no disk about its limits; a core that changes one
+A team is what a key and a sandbox call their owner. One that a key was made for without setting it up has no limits.
+Teams are held in memory (written through), so that a create asks no disk about its limits; a core that changes one
 tells the other cores of the store before it answers.
 """
 
@@ -90,10 +90,7 @@ class Teams:
 
     async def create(self, team_id: str, *, name: str, limits: Limits) -> Team:
         """Raises InvalidArgument, AlreadyExists."""
-        if not _ID.fullmatch(team_id):
-            raise InvalidArgument(
-                "a team's id is 1 to 64 letters, digits, '.', '_', '@', '-', and starts with a letter or digit"
-            )
+        _check_id(team_id)
         team = Team(id=team_id, name=_checked_name(name or team_id), created_at=clock.now(), limits=_checked(limits))
         async with self._changing():
             if team_id in self._by_id:
@@ -107,11 +104,17 @@ class Teams:
             self._by_id[team_id] = team
         return team
 
-    async def ensure(self, team_id: str) -> None:
-        """Make sure that there is a team of this id. Raises InvalidArgument."""
-        if team_id not in self._by_id:
-            with contextlib.suppress(AlreadyExists):
-                await self.create(team_id, name="", limits=Limits())
+    async def ensure(self, team_id: str, *, create: bool) -> None:
+        """There is a team of this id when this returns. Raises InvalidArgument, and NotFound unless it may ``create`` it."""
+        _check_id(team_id)
+        if team_id not in self._by_id and self._changed is not None:
+            await self.load()
+        if team_id in self._by_id:
+            return
+        if not create:
+            raise NotFound(f"there is no team '{team_id}'")
+        with contextlib.suppress(AlreadyExists):
+            await self.create(team_id, name="", limits=Limits())
 
     async def change(self, team_id: str, *, name: str | None, limits: Limits | None) -> Team:
         """Limits hold for what is made from now on; what is there stays. Raises NotFound, InvalidArgument."""
@@ -127,6 +130,13 @@ class Teams:
             await self._store.change_team(_row_of(after))
             self._by_id[team_id] = after
         return after
+
+
+def _check_id(team_id: str) -> None:
+    if not _ID.fullmatch(team_id):
+        raise InvalidArgument(
+            "a team's id is 1 to 64 letters, digits, '.', '_', '@', '-', and starts with a letter or digit"
+        )
 
 
 def _checked_name(name: str) -> str:

@@ -210,7 +210,11 @@ def test_a_restarted_core_does_not_bring_a_revoked_key_back(serve):
 
 def test_keys_are_made_listed_and_revoked(serve):
     serve.ready()
-    made = serve.run("keys", "create", "--name", "[red] ci", "--owner", "team")
+    refused = serve.run("keys", "create", "--name", "[red] ci", "--owner", "team")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no team 'team'" in refused.stderr
+    assert "--create-team" in refused.stderr
+    made = serve.run("keys", "create", "--name", "[red] ci", "--owner", "team", "--create-team")
     assert re.fullmatch(r"e2b_[0-9a-f]{40}\n", made.stdout)
     listed = serve.run("keys", "list").stdout
     assert "team" in listed

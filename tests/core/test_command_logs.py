@@ -211,7 +211,7 @@ async def test_agent_that_was_tampered_with_harms_no_other(deployment, world):
 async def test_logs_of_another_team_and_of_nobody_are_not_found(deployment, world):
     async with deployment.core(log_commands="all") as core:
         sandbox = (await core.owner.create()).id
-        key = (await core.internal.call("CreateKey", name="other", owner="other")).secret
+        key = (await core.internal.call("CreateKey", name="other", owner="other", create_team=True)).secret
         for client, name in ((core.client(("api-key", key)), sandbox), (core.owner, "i" + "0" * 20)):
             with pytest.raises(SandboxNotFound):
                 await logs(client, name)

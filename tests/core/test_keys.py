@@ -12,7 +12,7 @@ from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound, Permi
 async def test_made_key_works_until_it_is_revoked(deployment, folder):
     async with deployment.core() as core:
         internal = core.internal
-        answer = await internal.call("CreateKey", name="ci", owner="team")
+        answer = await internal.call("CreateKey", name="ci", owner="team", create_team=True)
         assert re.fullmatch(r"e2b_[0-9a-f]{40}", answer.secret)
         assert answer.secret.startswith(answer.key.prefix)
         assert (answer.key.name, answer.key.owner) == ("ci", "team")
@@ -129,7 +129,7 @@ async def test_last_use_of_a_key_is_kept(deployment):
 
 
 async def test_key_is_renamed_and_one_team_has_no_say_over_anothers(core):
-    key = (await core.internal.call("CreateKey", name="old", owner="a")).key
+    key = (await core.internal.call("CreateKey", name="old", owner="a", create_team=True)).key
     for method, fields in (("RenameKey", {"name": "x"}), ("RevokeKey", {})):
         with pytest.raises(NotFound):
             await core.internal.call(method, id=key.id, owner="b", **fields)

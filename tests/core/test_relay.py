@@ -201,7 +201,7 @@ async def test_init_is_not_relayed(core, sandbox, agent):
     ],
 )
 async def test_caller_must_prove_itself_and_name_its_own_sandbox(core, sandbox, agent, metadata, code):
-    other = (await core.internal.call("CreateKey", name="other", owner="other")).secret
+    other = (await core.internal.call("CreateKey", name="other", owner="other", create_team=True)).secret
     ((_, key),) = core.owner.credentials
     known = {"ID": sandbox.id, "KEY": key, "OTHER": other}
     call = core.client().channel.stream_stream("/sandgate_api.envd.v1.Test/Echo")(

@@ -504,7 +504,7 @@ class TestCallers:
 
     async def test_sandbox_of_another_owner_does_not_exist(self, core, world):
         made = await core.owner.create()
-        secret = (await core.internal.call("CreateKey", name="other", owner="other")).secret
+        secret = (await core.internal.call("CreateKey", name="other", owner="other", create_team=True)).secret
         other = core.client(("api-key", secret))
         assert await other.ids() == []
         for method, fields in {

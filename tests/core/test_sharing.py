@@ -126,7 +126,7 @@ class TestAnyCore:
     async def test_hides_sandboxes_of_another_team_wherever_they_are(self, pair):
         """S12"""
         made = await pair[0].owner.create()
-        secret = (await pair[0].internal.call("CreateKey", name="x", owner="other")).secret
+        secret = (await pair[0].internal.call("CreateKey", name="x", owner="other", create_team=True)).secret
         for core in pair:
             stranger = core.client(("api-key", secret))
             for method, fields in (("Get", {}), ("Kill", {}), ("SetTimeout", {"timeout": seconds(5)}), ("Pause", {})):
@@ -256,7 +256,7 @@ class TestDataPlane:
     async def test_relay_of_another_core_hides_what_another_team_has(self, pair):
         first, second = pair
         made = await first.owner.create()
-        secret = (await first.internal.call("CreateKey", name="x", owner="other")).secret
+        secret = (await first.internal.call("CreateKey", name="x", owner="other", create_team=True)).secret
         with pytest.raises(SandboxNotFound):
             await echo(second.owner.channel, (("api-key", secret), ("sandbox-id", made.id)))
 
@@ -395,7 +395,7 @@ class TestKeysAndTeams:
     async def test_revoked_key_is_refused_by_the_other_core_at_the_next_call(self, pair):
         first, second = pair
         for _ in range(10):
-            made = await first.internal.call("CreateKey", name="x", owner="lab")
+            made = await first.internal.call("CreateKey", name="x", owner="lab", create_team=True)
             user = second.client(("api-key", made.secret))
             await user.call("List")
             await first.internal.call("RevokeKey", id=made.key.id)
@@ -405,7 +405,7 @@ class TestKeysAndTeams:
     async def test_each_manages_what_the_other_made(self, pair):
         first, second = pair
         await first.internal.call("CreateTeam", id="lab")
-        made = await second.internal.call("CreateKey", name="x", owner="lab")
+        made = await second.internal.call("CreateKey", name="x", owner="lab", create_team=True)
         await first.internal.call("RenameKey", id=made.key.id, name="y")
         assert [key.name for key in (await second.internal.call("ListKeys", owner="lab")).keys] == ["y"]
         outcomes = await asyncio.gather(*(outcome(core.internal.call("CreateTeam", id="same")) for core in pair))

@@ -77,7 +77,7 @@ async def ids(client, **fields):
 async def lab(core):
     """A client of another team."""
     await core.internal.call("CreateTeam", id="lab")
-    made = await core.internal.call("CreateKey", name="lab", owner="lab")
+    made = await core.internal.call("CreateKey", name="lab", owner="lab", create_team=True)
     return core.client(("api-key", made.secret))
 
 

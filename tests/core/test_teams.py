@@ -38,8 +38,21 @@ async def test_team_is_made_listed_changed_and_kept(deployment):
         assert [team.id for team in teams] == ["default", "lab"]
 
 
+async def test_key_for_an_unknown_team_is_refused_and_makes_none(core):
+    with pytest.raises(NotFound, match="no team 'labb'"):
+        await core.internal.call("CreateKey", name="x", owner="labb")
+    assert [team.id for team in (await core.internal.call("ListTeams")).teams] == ["default"]
+    assert [key.owner for key in (await core.internal.call("ListKeys")).keys] == ["default"]
+
+
+async def test_first_key_of_all_is_for_a_team_that_there_always_is(deployment):
+    async with deployment.core(first_key=None, first_key_given=False) as core:
+        assert (await core.internal.call("CreateKey", name="x")).key.owner == "default"
+
+
 async def test_key_for_a_new_team_makes_the_team_once(core):
-    await asyncio.gather(*(core.internal.call("CreateKey", name=str(n), owner="new") for n in range(5)))
+    created = (core.internal.call("CreateKey", name=str(n), owner="new", create_team=True) for n in range(5))
+    await asyncio.gather(*created)
     teams = (await core.internal.call("ListTeams")).teams
     assert [team.id for team in teams] == ["default", "new"]
     assert teams[1].limits == limits()
@@ -110,7 +123,7 @@ async def test_resources_of_all_sandboxes_together_are_limited(core, limit, text
 
 async def test_quota_of_one_team_does_not_bind_another(core):
     await set_limits(core, max_sandboxes=0)
-    secret = (await core.internal.call("CreateKey", name="x", owner="other")).secret
+    secret = (await core.internal.call("CreateKey", name="x", owner="other", create_team=True)).secret
     await core.client(("api-key", secret)).create()
     with pytest.raises(ResourceExhausted):
         await core.owner.create()

@@ -72,6 +72,7 @@ def test_limits_are_changed_one_by_one_and_taken_away(command: Any) -> None:
 
 
 def test_audit_tells_who_did_what(gateway: Gateway, command: Any) -> None:
+    command("teams", "create", "audited")
     key = command("keys", "create", "--team", "audited", "--name", "ci").strip()
     made = as_key(gateway, key, "POST", "/v2/sandboxes", {"templateID": "base"})
     name = made.json()["sandboxID"]

@@ -21,7 +21,10 @@ class KeyService(keys_pb2_grpc.KeyServiceServicer):
 
     async def CreateKey(self, request: keys_pb2.CreateKeyRequest, context: Any) -> keys_pb2.CreateKeyResponse:  # noqa: N802
         current().must_be_internal()
-        key, secret = await self._keys.create(name=request.name, owner=request.owner or DEFAULT_OWNER)
+        owner = request.owner or DEFAULT_OWNER
+        key, secret = await self._keys.create(
+            name=request.name, owner=owner, create_team=request.create_team or owner == DEFAULT_OWNER
+        )
         return keys_pb2.CreateKeyResponse(key=_message_of(key), secret=secret)
 
     async def ListKeys(self, request: keys_pb2.ListKeysRequest, context: Any) -> keys_pb2.ListKeysResponse:  # noqa: N802

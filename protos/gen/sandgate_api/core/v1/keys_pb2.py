@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsandgate_api/core/v1/keys.proto\x12\x14sandgate_api.core.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06prefix\x18\x04 \x01(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x10\x43reateKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"K\n\x11\x43reateKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.sandgate_api.core.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\" \n\x0fListKeysRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x10ListKeysResponse\x12\'\n\x04keys\x18\x01 \x03(\x0b\x32\x19.sandgate_api.core.v1.Key\"-\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"\x13\n\x11RevokeKeyResponse\";\n\x10RenameKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\";\n\x11RenameKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.sandgate_api.core.v1.Key2\x81\x03\n\nKeyService\x12\\\n\tCreateKey\x12&.sandgate_api.core.v1.CreateKeyRequest\x1a\'.sandgate_api.core.v1.CreateKeyResponse\x12Y\n\x08ListKeys\x12%.sandgate_api.core.v1.ListKeysRequest\x1a&.sandgate_api.core.v1.ListKeysResponse\x12\\\n\tRevokeKey\x12&.sandgate_api.core.v1.RevokeKeyRequest\x1a\'.sandgate_api.core.v1.RevokeKeyResponse\x12\\\n\tRenameKey\x12&.sandgate_api.core.v1.RenameKeyRequest\x1a\'.sandgate_api.core.v1.RenameKeyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsandgate_api/core/v1/keys.proto\x12\x14sandgate_api.core.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x01\n\x03Key\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06prefix\x18\x04 \x01(\t\x12.\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0clast_used_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x10\x43reateKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x63reate_team\x18\x03 \x01(\x08\"K\n\x11\x43reateKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.sandgate_api.core.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\" \n\x0fListKeysRequest\x12\r\n\x05owner\x18\x01 \x01(\t\";\n\x10ListKeysResponse\x12\'\n\x04keys\x18\x01 \x03(\x0b\x32\x19.sandgate_api.core.v1.Key\"-\n\x10RevokeKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"\x13\n\x11RevokeKeyResponse\";\n\x10RenameKeyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\";\n\x11RenameKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.sandgate_api.core.v1.Key2\x81\x03\n\nKeyService\x12\\\n\tCreateKey\x12&.sandgate_api.core.v1.CreateKeyRequest\x1a\'.sandgate_api.core.v1.CreateKeyResponse\x12Y\n\x08ListKeys\x12%.sandgate_api.core.v1.ListKeysRequest\x1a&.sandgate_api.core.v1.ListKeysResponse\x12\\\n\tRevokeKey\x12&.sandgate_api.core.v1.RevokeKeyRequest\x1a\'.sandgate_api.core.v1.RevokeKeyResponse\x12\\\n\tRenameKey\x12&.sandgate_api.core.v1.RenameKeyRequest\x1a\'.sandgate_api.core.v1.RenameKeyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEY']._serialized_start=91
   _globals['_KEY']._serialized_end=251
   _globals['_CREATEKEYREQUEST']._serialized_start=253
-  _globals['_CREATEKEYREQUEST']._serialized_end=300
-  _globals['_CREATEKEYRESPONSE']._serialized_start=302
-  _globals['_CREATEKEYRESPONSE']._serialized_end=377
-  _globals['_LISTKEYSREQUEST']._serialized_start=379
-  _globals['_LISTKEYSREQUEST']._serialized_end=411
-  _globals['_LISTKEYSRESPONSE']._serialized_start=413
-  _globals['_LISTKEYSRESPONSE']._serialized_end=472
-  _globals['_REVOKEKEYREQUEST']._serialized_start=474
-  _globals['_REVOKEKEYREQUEST']._serialized_end=519
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=521
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=540
-  _globals['_RENAMEKEYREQUEST']._serialized_start=542
-  _globals['_RENAMEKEYREQUEST']._serialized_end=601
-  _globals['_RENAMEKEYRESPONSE']._serialized_start=603
-  _globals['_RENAMEKEYRESPONSE']._serialized_end=662
-  _globals['_KEYSERVICE']._serialized_start=665
-  _globals['_KEYSERVICE']._serialized_end=1050
+  _globals['_CREATEKEYREQUEST']._serialized_end=321
+  _globals['_CREATEKEYRESPONSE']._serialized_start=323
+  _globals['_CREATEKEYRESPONSE']._serialized_end=398
+  _globals['_LISTKEYSREQUEST']._serialized_start=400
+  _globals['_LISTKEYSREQUEST']._serialized_end=432
+  _globals['_LISTKEYSRESPONSE']._serialized_start=434
+  _globals['_LISTKEYSRESPONSE']._serialized_end=493
+  _globals['_REVOKEKEYREQUEST']._serialized_start=495
+  _globals['_REVOKEKEYREQUEST']._serialized_end=540
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=542
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=561
+  _globals['_RENAMEKEYREQUEST']._serialized_start=563
+  _globals['_RENAMEKEYREQUEST']._serialized_end=622
+  _globals['_RENAMEKEYRESPONSE']._serialized_start=624
+  _globals['_RENAMEKEYRESPONSE']._serialized_end=683
+  _globals['_KEYSERVICE']._serialized_start=686
+  _globals['_KEYSERVICE']._serialized_end=1071
 # @@protoc_insertion_point(module_scope)

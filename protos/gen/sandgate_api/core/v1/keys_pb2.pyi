@@ -63,16 +63,20 @@ class CreateKeyRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    CREATE_TEAM_FIELD_NUMBER: builtins.int
     name: builtins.str
     owner: builtins.str
-    """A team, which is made without limits if there is none of this id. Empty: `default`."""
+    """A team; NOT_FOUND if there is none of this id. Empty: `default`, which there always is."""
+    create_team: builtins.bool
+    """Make the team, without limits, where there is none."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         owner: builtins.str = ...,
+        create_team: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "owner", b"owner"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_team", b"create_team", "name", b"name", "owner", b"owner"]) -> None: ...
 
 Global___CreateKeyRequest: typing_extensions.TypeAlias = CreateKeyRequest
 
