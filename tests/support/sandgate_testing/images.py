@@ -34,6 +34,8 @@ _UNUSED = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/*", "./var/lib/apt
 _UNUSED_LANGUAGES = ("./usr/share/man/*", "./usr/share/locale/*", "./var/log/*", "./var/cache/debconf/*-old")
 _DEBOOTSTRAP_SECONDS = 600.0
 _REPOSITORY = "sandgate-test"
+#: In front of a run's name: a file that its workers hold together, and nobody any more when they are gone.
+_LOCK = "run-"
 _APPLETS = [
     "[",
     "awk",
@@ -103,6 +105,20 @@ _APPLETS = [
 ]
 
 
+#: The first program of an OpenSandbox sandbox: execd beside what the sandbox is for, whose end ends both.
+_BOOTSTRAP = """#!/bin/sh
+/opt/opensandbox/execd &
+execd=$!
+"$@" &
+program=$!
+trap 'kill $program $execd' TERM INT
+wait $program
+status=$?
+kill $execd
+exit $status
+"""
+
+
 class ImageFailed(Exception):
     """A root could not be made; the text says why."""
 
@@ -123,12 +139,13 @@ class Images:
     def of_this_run(cls, failed: Callable[[str], NoReturn] = _give_up) -> Iterator[Images]:
         """They are there while the block of any worker runs."""
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
-        lock = _join(_cache() / f"run-{run}")
+        _clear_after_others()
+        lock = _join(_cache() / f"{_LOCK}{run}")
         images = cls(run, failed)
         try:
             yield images
         finally:
-            images._leave(lock)
+            _leave(lock)
 
     def debian(self, *changes: str) -> str:
         """This machine's release of Debian or Ubuntu, with Python. ``changes`` as of ``docker import --change``."""
@@ -142,13 +159,17 @@ class Images:
         """The same with the C library of musl, its loader and an /etc/passwd of its own."""
         return self._image("musl", functools.partial(_packed, _musl), changes)
 
+    def execd(self) -> str:
+        """What an OpenSandbox server takes its program for sandboxes from; ours is a stand-in (``execd_stand_in.py``)."""
+        return self._image("execd", functools.partial(_packed, _execd), ())
+
     def empty(self, *changes: str) -> str:
         """Nothing but a folder."""
         return self._image("empty", functools.partial(_packed, lambda _: None), changes)
 
     def _image(self, root: str, make: Callable[[], IO[bytes]], changes: tuple[str, ...]) -> str:
         about = hashlib.sha256("\0".join(changes).encode()).hexdigest()[:8]
-        reference = f"{_REPOSITORY}/{root}:{self._run[:16]}-{about}"
+        reference = f"{_REPOSITORY}/{root}:{_tag(self._run)}-{about}"
         with _locked(_cache() / "images.lock"):
             if docker("image", "inspect", reference, check=False).returncode != 0:
                 options = [word for change in changes for word in ("--change", change)]
@@ -160,18 +181,32 @@ class Images:
                     docker("import", *options, "-", reference, data=archive)
         return reference
 
-    def _leave(self, lock: IO[bytes]) -> None:
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                # Another worker has not finished.
-                return
-            pattern = f"reference={_REPOSITORY}/*:{self._run[:16]}-*"
-            listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "--filter", pattern, check=False)
-            if names := listed.stdout.split():
-                docker("image", "rm", *names, check=False)
+
+def _leave(lock: IO[bytes]) -> None:
+    """Remove the images of the run that ``lock`` stands for, unless a worker of it still has its share."""
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        pattern = f"reference={_REPOSITORY}/*:{_tag(Path(lock.name).name.removeprefix(_LOCK))}-*"
+        listing = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "--filter", pattern)
+        if names := docker(*listing, check=False).stdout.split():
+            docker("image", "rm", "-f", *names, check=False)
+        # What a container still uses is the next run's to remove.
+        if not docker(*listing, check=False).stdout.split():
             Path(lock.name).unlink(missing_ok=True)
+
+
+def _tag(run: str) -> str:
+    return run[:16]
+
+
+def _clear_after_others() -> None:
+    """Remove what is left of runs that were killed."""
+    for path in _cache().glob(f"{_LOCK}*"):
+        with contextlib.suppress(FileNotFoundError):
+            _leave(path.open("rb"))
 
 
 def _cache() -> Path:
@@ -248,6 +283,14 @@ def _musl(root: Path) -> None:
     (root / "lib" / loader.name).chmod(0o755)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nother:x:1000:1000::/home/other:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\nother:x:1000:\n")
+
+
+def _execd(root: Path) -> None:
+    _busybox(root)
+    shutil.copyfile(Path(__file__).with_name("execd_stand_in.py"), root / "execd")
+    (root / "bootstrap.sh").write_text(_BOOTSTRAP)
+    for name in ("execd", "bootstrap.sh"):
+        (root / name).chmod(0o755)
 
 
 def _debian() -> IO[bytes]:
