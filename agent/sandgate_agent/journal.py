@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-from sandgate_agent.output import Stream
+from sandgate_agent.retention import Stream
 
 __all__ = ["Journal", "Line", "LogCommands", "Recorder"]
 

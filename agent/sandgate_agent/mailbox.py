@@ -52,7 +52,7 @@ class Mailbox(Generic[T]):
 
     @property
     def full(self) -> bool:
-        return len(self._items) >= self._capacity
+        return self.waiting >= self._capacity
 
     def put(self, item: T) -> None:
         """Add an item, beyond the capacity too: a producer that cannot wait any more loses nothing."""
@@ -96,7 +96,7 @@ class Mailbox(Generic[T]):
         while True:
             if self._failed_at_once and self._failure is not None:
                 raise self._failure
-            if self._items:
+            if self.waiting:
                 return self._take()
             if self._ended:
                 if self._failure is not None:
@@ -108,13 +108,16 @@ class Mailbox(Generic[T]):
                 return Mark.KEEPALIVE
             await self._wait()
 
+    def _pop(self) -> T:
+        return self._items.popleft()
+
     def _take(self) -> T:
-        item = self._items.popleft()
+        item = self._pop()
         self._beat = False
         if self._interval:
             self._quiet_since = self._loop.time()
         # At half and not at once: a producer that is called for every item would be paused for every item.
-        if self._on_room is not None and len(self._items) == self._capacity // 2:
+        if self._on_room is not None and self.waiting == self._capacity // 2:
             self._on_room()
         return item
 

@@ -11,24 +11,25 @@ or the patience with that is over (X13).
 from __future__ import annotations
 
 import asyncio
-import enum
 import errno
 import fcntl
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from sandgate_agent.countdown import Countdown
 from sandgate_agent.mailbox import Mailbox
+from sandgate_agent.retention import Past, Piece, Retention, Stream
 from sandgate_errors import SandgateError
 
-__all__ = ["Follower", "Output", "Piece", "Stream", "output_pipe", "replayed"]
+__all__ = ["Follower", "Output", "output_pipe"]
 
-#: Pieces for one follower, and pieces kept for replay.
+#: Pieces for one follower.
 QUEUE_PIECES = 64
-#: Pieces of strict output that are kept though somebody took them: transports hold megabytes that a cut connection loses.
-_IN_FLIGHT_PIECES = 256
+#: Bytes kept for replay: as many full pieces (X13).
+RETAINED_BYTES = QUEUE_PIECES * Stream.STDOUT.piece_size
+#: Bytes of strict output that are kept besides though somebody took them: transports hold megabytes that a cut connection
+#: loses.
+_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 #: How long strict output waits for a reader before the process is given up (X13).
 STALL_SECONDS = 30.0
 #: Pieces taken in one turn of the event loop: enough that a turn's cost does not count, few enough to be fair.
@@ -39,37 +40,30 @@ _PIPE_SIZE = 256 * 1024
 _DRAIN_BYTES = 1024 * 1024
 
 
-class Stream(enum.IntEnum):
-    """Where a piece was written to; the numbers are those of the event's fields."""
+class Follower(Mailbox[Piece]):
+    """The queue of one stream: what it gets of the past, then every piece from now on."""
 
-    STDOUT = 1
-    STDERR = 2
-    PTY = 3
+    def __init__(self, past: Past, on_room: Callable[[], None]) -> None:
+        super().__init__(QUEUE_PIECES, on_room=on_room)
+        #: The number of the piece that the stream begins with.
+        self.first_seq = past.first_seq
+        self._past = past
+        #: Bytes that the reader has not taken yet.
+        self.lag = past.weight
 
     @property
-    def piece_size(self) -> int:
-        return 16 * 1024 if self is Stream.PTY else 32 * 1024
+    def waiting(self) -> int:
+        return self._past.left + super().waiting
 
+    def put(self, item: Piece) -> None:
+        if not self._ended:
+            self.lag += item.weight
+        super().put(item)
 
-class Piece(NamedTuple):
-    """Bytes of one stream, never empty."""
-
-    seq: int
-    stream: Stream
-    data: bytes
-
-
-def replayed(retained: Iterable[Piece], from_seq: int | None) -> list[Piece]:
-    """What who attaches gets of the past: nothing unless asked for (A3), else what is left from there on (X11)."""
-    return [] if from_seq is None else [piece for piece in retained if piece.seq >= from_seq]
-
-
-class Follower(Mailbox[Piece]):
-    """The queue of one stream, which begins with the piece number ``first_seq``."""
-
-    def __init__(self, first_seq: int, on_room: Callable[[], None]) -> None:
-        super().__init__(QUEUE_PIECES, on_room=on_room)
-        self.first_seq = first_seq
+    def _pop(self) -> Piece:
+        piece = next(self._past) if self._past.left else super()._pop()
+        self.lag -= piece.weight
+        return piece
 
 
 def output_pipe() -> tuple[int, int]:
@@ -108,17 +102,12 @@ class Output:
         self._reading = False
         self._stall: Countdown | None = None
         self._stalled_with = 0
-        self._retained: deque[Piece] = deque()
-        self._keep = QUEUE_PIECES + (0 if on_stall is None else _IN_FLIGHT_PIECES)
+        #: The end of it all, for who attaches.
+        self.retained = Retention(RETAINED_BYTES + (0 if on_stall is None else _IN_FLIGHT_BYTES))
 
     @property
     def at_end(self) -> bool:
         return not self._open
-
-    @property
-    def retained(self) -> tuple[Piece, ...]:
-        self._forget_old()
-        return tuple(self._retained)
 
     def start(self, *, on_end: Callable[[], None]) -> None:
         """Begin to read; ``on_end`` is called once, when every stream is at its end."""
@@ -127,10 +116,7 @@ class Output:
 
     def follow(self, from_seq: int | None = None) -> Follower:
         """A new follower: gets what is retained from there on, if asked for, and every piece from now on."""
-        past = replayed(self.retained, from_seq)
-        follower = Follower(past[0].seq if past else self.next_seq, self._resume)
-        for piece in past:
-            follower.put(piece)
+        follower = Follower(self.retained.since(from_seq, self.next_seq), self._resume)
         self._followers.append(follower)
         self._resume()
         return follower
@@ -221,18 +207,13 @@ class Output:
     def _publish(self, stream: Stream, data: bytes) -> None:
         piece = Piece(self.next_seq, stream, data)
         self.next_seq += 1
-        self._retained.append(piece)
+        self.retained.add(piece)
         if self._tap is not None:
             self._tap(stream, data)
         for follower in self._followers:
             follower.put(piece)
-        self._forget_old()
-
-    def _forget_old(self) -> None:
-        """What a follower has not taken yet is kept besides: who is cut off while it lags can have it all again."""
-        keep = self._keep + max((follower.waiting for follower in self._followers), default=0)
-        while len(self._retained) > keep:
-            self._retained.popleft()
+        # What a follower has not taken yet is kept besides: who is cut off while it lags can have it all again.
+        self.retained.forget_old(besides=max((follower.lag for follower in self._followers), default=0))
 
     def _ended(self, stream: Stream) -> None:
         self._close(stream)

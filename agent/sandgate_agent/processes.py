@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import enum
 import errno
 import itertools
@@ -32,8 +31,9 @@ from sandgate_agent.family import Families, Family
 from sandgate_agent.journal import Journal, Recorder
 from sandgate_agent.launcher import Child, Launcher, Program
 from sandgate_agent.marks import MARKS
-from sandgate_agent.output import Follower, Output, Piece, Stream, output_pipe
+from sandgate_agent.output import Follower, Output, output_pipe
 from sandgate_agent.pty import Size, Terminal
+from sandgate_agent.retention import Past, Retention, Stream
 from sandgate_agent.stdin import Stdin
 from sandgate_errors import (
     DeadlineExceeded,
@@ -354,7 +354,7 @@ class Ended:
     tag: str | None
     incarnation: int
     end: End
-    pieces: Sequence[Piece]
+    retained: Retention
     next_seq: int
     until: float
 
@@ -366,17 +366,13 @@ class Ended:
             tag=process.command.tag,
             incarnation=process.incarnation,
             end=end,
-            pieces=output.retained,
+            retained=output.retained,
             next_seq=output.next_seq,
             until=until,
         )
 
-    @property
-    def size(self) -> int:
-        return sum(len(piece.data) for piece in self.pieces)
-
-    def without_output(self) -> Ended:
-        return dataclasses.replace(self, pieces=())
+    def past(self, from_seq: int | None) -> Past:
+        return self.retained.since(from_seq, self.next_seq)
 
 
 class _Ends:
@@ -392,7 +388,7 @@ class _Ends:
         self._remove(process.pid)
         ended = Ended.of(process, end, until=self._loop.time() + _RETENTION_SECONDS)
         self._ends[process.pid] = ended
-        self._size += ended.size
+        self._size += ended.retained.weight
         if len(self._ends) > _MOST_RETAINED:
             self._remove(next(iter(self._ends)))
         self._shrink()
@@ -415,15 +411,15 @@ class _Ends:
 
     def _remove(self, pid: int) -> None:
         if (ended := self._ends.pop(pid, None)) is not None:
-            self._size -= ended.size
+            self._size -= ended.retained.weight
 
     def _shrink(self) -> None:
         """Forget output, oldest first, until the rest fits; the ends stay known."""
-        for pid, ended in self._ends.items():
+        for ended in self._ends.values():
             if self._size <= _MOST_RETAINED_BYTES:
                 return
-            self._size -= ended.size
-            self._ends[pid] = ended.without_output()
+            self._size -= ended.retained.weight
+            ended.retained.clear()
 
     def _expire(self) -> None:
         now = self._loop.time()

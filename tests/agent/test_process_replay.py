@@ -71,12 +71,35 @@ async def test_replay_goes_on_live_without_gap_or_double(agent: Agent) -> None:
 
 
 async def test_replay_says_what_is_not_retained_any_more(agent: Agent) -> None:
-    """X11: 64 pieces; the start event tells where they begin."""
-    async with agent.running("/bin/sh", "-c", STEPS, stdin=True) as running:
-        await said(running, 70)
+    """X11: as many bytes as 64 full pieces have; the start event tells where they begin."""
+    total = 8_000_000
+    async with agent.running("/bin/sh", "-c", f"head -c {total} /dev/zero; sleep 60") as running:
+        got = last = 0
+        while got < total:
+            [(last, data)] = await pieces(running.call, 1)
+            got += len(data)
         call = await attach(agent, running.pid, 1)
-        assert (await start_of(call)).seq == 7
-        assert (await pieces(call, 64))[0] == (7, b"7\n")
+        first = (await start_of(call)).seq
+        assert first > 1
+        again = await pieces(call, last - first + 1)
+        assert [number for number, _ in again] == list(range(first, last + 1))
+        kept = sum(len(data) for _, data in again)
+        # And what this reader had not taken when the last came.
+        assert agent_output.RETAINED_BYTES <= kept <= 3 * agent_output.RETAINED_BYTES
+        call.cancel()
+
+
+async def test_programs_that_write_line_by_line_can_be_replayed_as_far_back(agent: Agent) -> None:
+    """X11, X13: what is retained is measured in bytes and not in writes."""
+    lines = 400
+    async with agent.running("/bin/sh", "-c", STEPS, stdin=True) as running:
+        await said(running, lines)
+        call = await attach(agent, running.pid, 2)
+        assert (await start_of(call)).seq == 2
+        assert await pieces(call, lines - 1) == [(number, b"%d\n" % number) for number in range(2, lines + 1)]
+        # It goes on live, and nobody who reads so much of the past holds the process up.
+        await running.send(b"\n")
+        assert await pieces(call, 1) == [(lines + 1, b"%d\n" % (lines + 1))]
         call.cancel()
 
 

@@ -10,10 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
 from sandgate_agent.mailbox import Mark
-from sandgate_agent.output import Follower, Piece, Stream, replayed
+from sandgate_agent.output import Follower
 from sandgate_agent.paths import resolve
 from sandgate_agent.processes import Command, End, Ended, Process, Processes, Reach, Selector
 from sandgate_agent.pty import Size
+from sandgate_agent.retention import Piece, Stream
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.stdin import Stdin
 from sandgate_api.envd.v1 import process_pb2 as pb
@@ -140,10 +141,11 @@ async def _follow(process: Process, follower: Follower, call: Call, response: ty
 
 async def _tell(ended: Ended, from_seq: int | None, call: Call) -> None:
     """What is left of a process that ended, to who attaches late (A9) or was cut off just before the end (X12)."""
-    pieces = replayed(ended.pieces, from_seq)
-    first = pieces[0].seq if pieces else ended.next_seq
-    for event in (_start_event(ended, first), *map(_data_event, pieces), _end_event(ended.end)):
-        await call.send(pb.ConnectResponse(event=event))
+    past = ended.past(from_seq)
+    await call.send(pb.ConnectResponse(event=_start_event(ended, past.first_seq)))
+    for piece in past:
+        await call.send(pb.ConnectResponse(event=_data_event(piece)))
+    await call.send(pb.ConnectResponse(event=_end_event(ended.end)))
 
 
 _KEEPALIVE = pb.ProcessEvent(keepalive=pb.ProcessEvent.KeepAlive())

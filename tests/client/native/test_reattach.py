@@ -122,6 +122,24 @@ async def test_the_end_is_told_when_it_came_during_a_cut(box, proxy):
     assert (ended.value.stdout, ended.value.exit_code) == ("first\nlast\n", 6)
 
 
+async def test_thousands_of_small_writes_without_a_gateway_are_had_later(box, proxy, open_gateway):
+    """X11, X13: two megabytes are kept, whether a program writes them in lines or in one go."""
+    lines = 3000
+    script = f"for n in $(seq {lines}); do echo $n; done; touch /tmp/written; exit 4"
+    handle = await done(box.commands.run(f"echo 0; read go; {script}", background=True, stdin=True))
+    assert (await done(handle.read())).stdout == b"0\n"
+    proxy.refuse()
+    with contextlib.closing(Sandbox(box.sandbox_id, state_dir=open_gateway[0].state_dir)) as other:
+        other.commands.send_stdin(handle.pid, "\n")
+        wait_until(lambda: other.files.exists("/tmp/written"))
+    proxy.resume()
+    with pytest.raises(CommandExitException) as ended:
+        await done(handle.wait())
+    assert ended.value.stdout == "".join(f"{n}\n" for n in range(lines + 1))
+    assert ended.value.exit_code == 4
+    assert handle.reconnects >= 1
+
+
 async def test_output_beyond_what_is_retained_is_an_error(box, proxy, open_gateway):
     handle = await done(
         box.commands.run(
