@@ -20,10 +20,12 @@ from sandgate_core import clock, schema
 from sandgate_core.locking import DatabaseLock
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["KEEP_ENDED", "NOW", "opened"]
+__all__ = ["KEEP_ENDED", "NOW", "forget_ended", "opened"]
 
 #: How long the record of an ended sandbox is kept, in microseconds: a week to ask what became of it.
 KEEP_ENDED = 7 * 24 * 3600 * clock.MICROSECONDS
+#: Records that are removed in one transaction, which holds up everybody else's on SQLite.
+_FORGET_AT_ONCE = 100
 #: How long the entry of a core that is gone is kept when nothing is its own any more.
 _KEEP_CORES = 24 * 3600 * clock.MICROSECONDS
 #: How long a writer waits for another process that has the database locked, such as a backup.
@@ -141,7 +143,7 @@ async def _bring_up_to_date(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         if await _revision(connection) != schema.HEAD:
             await connection.run_sync(_migrate)
-        await _prune(connection)
+        await _forget_cores(connection)
 
 
 async def _revision(connection: AsyncConnection) -> str | None:
@@ -173,8 +175,17 @@ def _migrate(connection: sa.Connection) -> None:
     command.upgrade(config, "head")
 
 
-async def _prune(connection: AsyncConnection) -> None:
-    await connection.execute(schema.sandboxes.delete().where(schema.sandboxes.c.ended_at < clock.now() - KEEP_ENDED))
+async def forget_ended(engine: AsyncEngine) -> None:
+    """Remove the records of sandboxes that ended long ago with all that goes with them, a few in each transaction."""
+    table = schema.sandboxes
+    old = sa.select(table.c.id).where(table.c.ended_at < clock.now() - KEEP_ENDED).limit(_FORGET_AT_ONCE)
+    while True:
+        async with engine.begin() as connection:
+            if (await connection.execute(table.delete().where(table.c.id.in_(old)))).rowcount < _FORGET_AT_ONCE:
+                return
+
+
+async def _forget_cores(connection: AsyncConnection) -> None:
     cores, owners = schema.cores, sa.select(schema.sandboxes.c.core)
     gone = cores.c.lease_end < clock.now() - _KEEP_CORES
     await connection.execute(cores.delete().where(gone, cores.c.id.not_in(owners)))

@@ -145,6 +145,7 @@ async def _run(
         backends = {name: observed(backend, telemetry=telemetry, tracing=tracing) for name, backend in backends.items()}
     async with (
         _ended(tracing),
+        running(store.forgetting),
         keys.noting_use(),
         audit.writing(),
         _agents(tracing, settings) as agents,

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from sandgate_core import clock, counting, database, schema
+from sandgate_core.chores import Pause
 from sandgate_core.database import KEEP_ENDED
 from sandgate_core.locking import DatabaseLock
 from sandgate_core.node import node_of
@@ -33,6 +35,9 @@ __all__ = ["HISTORY_LENGTH", "KEEP_ENDED", "Change", "Piece", "Store", "record_o
 
 #: Entries of history kept with a record.
 HISTORY_LENGTH = 100
+#: Seconds between two looks for what ended long ago.
+_FORGET = 3600.0
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,7 @@ class Store:
 
     @classmethod
     async def open(cls, *, url: str | None, state_dir: Path) -> Self:
-        """Connects, brings the schema up to date and forgets what ended long ago.
+        """Connects and brings the schema up to date.
 
         Raises FailedPrecondition with one line for the operator, without the password of a URL.
         """
@@ -88,6 +93,16 @@ class Store:
     def lost(self) -> asyncio.Event | None:
         """Set when another core has this one's name now; None where that cannot be."""
         return None if self._lock is None else self._lock.lost
+
+    async def forgetting(self, pause: Pause) -> None:
+        """The chore that forgets sandboxes that ended long ago."""
+        while True:
+            try:
+                await database.forget_ended(self._engine)
+            except Exception:
+                _log.exception("the records of ended sandboxes could not be removed")
+            if not await pause(_FORGET):
+                return
 
     def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """For tables that have a module of their own."""
