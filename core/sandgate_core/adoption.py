@@ -45,32 +45,40 @@ class Adoption:
         self._errands = errands
         self._metrics = metrics
         self._taken_up = taken_up
+        #: This core's by the store, and not in the table yet.
+        self._adopting: set[Live] = set()
+        table.given_up = self._forget
 
     async def take_over(self, records: Collection[SandboxRecord]) -> None:
         """Begins to adopt what the store says is this core's now."""
-        self._errands.post(self._adopt([Live(record) for record in records]), "sandboxes could not be taken over")
+        lives = {Live(record) for record in records}
+        self._adopting |= lives
+        self._errands.post(self._adopt(lives), "sandboxes could not be taken over")
 
     async def give_up_lost(self, mine: Callable[[], Awaitable[Collection[str]]]) -> None:
         """Forget the sandboxes that are not among ``mine``, which is asked after the table: what comes later is this core's."""
-        known = list(self._table)
+        known = [*self._table, *self._adopting]
         kept = await mine()
         for live in known:
-            if live.record.id in kept or live.record.state.ended:
-                continue
-            _log.warning("another core has taken a sandbox over", sandbox=live.record.id)
-            self._table.give_up(live)
-            self._expiry.drop(live.record.id)
-            self._metrics.forget(live.record.id)
-            if live.agent is not None:
-                await self._agents.forget(live.agent.target)
+            if live.record.id not in kept and not live.record.state.ended:
+                self._table.give_up(live)
 
-    async def _adopt(self, lives: list[Live]) -> None:
+    def _forget(self, live: Live) -> None:
+        """Nothing of a sandbox that is another core's is kept; its measurements in the store are that core's too."""
+        _log.warning("another core has taken a sandbox over", sandbox=live.record.id)
+        self._expiry.drop(live.record.id)
+        self._metrics.forget(live.record.id)
+        if live.agent is not None:
+            self._errands.post(self._agents.forget(live.agent.target), "the channel to an agent could not be closed")
+
+    async def _adopt(self, lives: Collection[Live]) -> None:
         try:
             await self._recovery.take_up(lives)
         finally:
             # Also where something failed: what is in the store as this core's is in its table.
+            self._adopting.difference_update(lives)
             self._table.take_in(lives)
             for live in lives:
-                if not live.record.state.ended:
+                if not (live.record.state.ended or live.taken):
                     self._taken_up(live)
         await self._metrics.take_up({live.record.id for live in lives})

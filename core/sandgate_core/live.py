@@ -62,21 +62,26 @@ class LiveTable:
         self._by_id: dict[str, Live] = {}
         #: Told of every change of state, after it: the record, the state it came from (None: it is new) and why.
         self.changed: Callable[[SandboxRecord, State | None, str], None] = lambda _record, _came_from, _note: None
+        #: Told of every sandbox that is another core's now, after it.
+        self.given_up: Callable[[Live], None] = lambda _live: None
 
     async def load(self) -> None:
         self.take_in(Live(record) for record in await self._store.claim())
 
     def take_in(self, lives: Iterable[Live]) -> None:
-        """Sandboxes that are this core's from now on."""
-        self._by_id |= {live.record.id: live for live in lives if not live.record.state.ended}
+        """Sandboxes that are this core's from now on, but for those that have ended or gone on to another one meanwhile."""
+        self._by_id |= {live.record.id: live for live in lives if not (live.record.state.ended or live.taken)}
 
     def give_up(self, live: Live) -> None:
         """Another core has it: whoever still holds this object changes nothing any more."""
+        if live.taken:
+            return
         live.taken = True
         if live.retry is not None:
             live.retry.cancel()
         if self._by_id.get(live.record.id) is live:
             del self._by_id[live.record.id]
+        self.given_up(live)
 
     def get(self, sandbox_id: str) -> Live | None:
         return self._by_id.get(sandbox_id)

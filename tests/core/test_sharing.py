@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2, teams_pb2
-from sandgate_core import locking
+from sandgate_core import clock, locking
 from sandgate_core.lease import Lease
 from sandgate_core.roster import Roster
 from sandgate_core.routing import ANYWHERE, ROUTED
@@ -81,6 +81,11 @@ async def states(host, sandbox_id) -> list[str]:
 async def owner_of(host, sandbox_id) -> str:
     ((core,),) = await host.sql("SELECT core FROM sandboxes WHERE id = :id", id=sandbox_id)
     return core
+
+
+async def lives(host) -> bool:
+    ((end,),) = await host.sql("SELECT lease_end FROM cores WHERE id = :id", id=node_of(host))
+    return end > clock.now()
 
 
 def node_of(host) -> str:
@@ -510,6 +515,51 @@ class TestComingAndGoing:
         assert await states(hosts[0], made.id) == ["creating", "running", "killing", "killed"]
         assert await states(hosts[0], short.id) == ["creating", "running", "killing", "killed"]
         assert sorted(hosts[0].world.destroyed) == sorted([made.id, short.id])
+
+    async def test_what_is_taken_over_from_in_the_middle_of_being_taken_over_is_forgotten_too(self, hosts, until):
+        """And what was measured of it is its new core's, not to be cleared away by the old one."""
+        for host in hosts:
+            host.backend.host_bound = False
+        reached, go_on = asyncio.Event(), asyncio.Event()
+
+        class Slow:
+            """Between the store's word and the first look at the sandbox."""
+
+            def __init__(self, backend):
+                self.locate_as_before = backend.locate
+
+            async def locate(self, handle):
+                reached.set()
+                await go_on.wait()
+                return await self.locate_as_before(handle)
+
+        async with hosts[0].core() as first:
+            made = await first.owner.create()
+        hosts[1].backend.locate = Slow(hosts[1].backend).locate
+        async with hosts[1].core(lease=1) as second:
+            async with asyncio.timeout(20):
+                await reached.wait()
+            third = "n" + "0" * 12
+            alive = clock.now() + 3600 * clock.MICROSECONDS
+            await hosts[0].sql(
+                "INSERT INTO cores (id, address, host, boot, lease_end) VALUES (:id, 'unix:/x', 'h', 'b', :end)",
+                id=third,
+                end=alive,
+            )
+            await hosts[0].sql("UPDATE sandboxes SET core = :core", core=third)
+            # As when this core had been away for longer than its lease.
+            await hosts[0].sql("UPDATE cores SET lease_end = 0 WHERE id = :id", id=node_of(hosts[1]))
+            await hosts[0].sql(
+                "INSERT INTO measurements (sandbox_id, at, samples) VALUES (:id, 1, :samples)", id=made.id, samples=b""
+            )
+            async with asyncio.timeout(20):
+                while isinstance(await outcome(second.owner.call("List")), SandgateError) or not await lives(hosts[1]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            go_on.set()
+            with pytest.raises(Unavailable, match="does not answer"):
+                await second.owner.call("SetTimeout", id=made.id, timeout=seconds(9))
+        assert await hosts[0].sql("SELECT at FROM measurements WHERE sandbox_id = :id", id=made.id) == [(1,)]
+        assert made.id in hosts[0].world.boxes
 
     async def test_create_whose_sandbox_is_taken_over_in_the_middle_leaves_nothing(self, hosts, monkeypatch, until):
         for host in hosts:
