@@ -37,9 +37,11 @@ def node_of(state_dir: Path) -> str:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Whole or not at all, whatever cuts this off."""
+    """Whole or not at all, whatever cuts this off, and for nobody else to read."""
     draft = path.with_suffix(".new")
-    with draft.open("w", encoding="ascii") as file:
+    with open(
+        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="ascii"
+    ) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
