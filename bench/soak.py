@@ -51,21 +51,24 @@ class Footprint:
 
 def main() -> int:
     options = _options()
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {options.isolation}")
     gateway = Gateway(isolation=options.isolation)
     try:
         gateway.start()
-        figures = {**_crowd(gateway, options), **_churn(gateway, options)}
-        figures |= _deadlines(gateway, options)
+        for part in (_crowd, _churn, _deadlines):
+            _tell(part(gateway, options))
         gateway.stop()
-        figures["left at the end"] = gateway.remains()
+        left = gateway.remains()
+        _tell({"left at the end": left})
     finally:
         gateway.discard()
-    figures |= _records(options)
-    print(
-        f"load {os.getloadavg()[0]:.1f}; {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, {options.isolation}"
-    )
-    print(json.dumps(figures, indent=1))
-    return 1 if figures["left at the end"] else 0
+    _tell(_records(options))
+    return 1 if left else 0
+
+
+def _tell(figures: dict[str, object]) -> None:
+    """At once, with the load of the moment: a part takes minutes, and a machine does not stay as it is."""
+    print(json.dumps({"load": round(os.getloadavg()[0], 1), **figures}, indent=1), flush=True)
 
 
 def _crowd(gateway: Gateway, options: argparse.Namespace) -> dict[str, object]:
