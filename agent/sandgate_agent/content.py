@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import threading
 from collections.abc import Mapping
@@ -102,6 +103,12 @@ class Reader(_OpenFile):
                 raise _content_error(error, self._fd, self.path) from None
             self._position += len(data)
             return data
+
+    def hand_over(self, sock: socket.socket, header: bytes) -> None:
+        """Send a copy of the descriptor with one packet. Raises OSError when the other side is gone or does not read."""
+        with self._lock:
+            if self._fd is not None:
+                socket.send_fds(sock, [header], [self._fd])
 
     @property
     def at_end(self) -> bool:

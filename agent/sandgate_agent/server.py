@@ -18,6 +18,7 @@ import grpc.aio
 from sandgate_agent.accounts import Accounts
 from sandgate_agent.calls import generic_handler
 from sandgate_agent.elevation import Elevation
+from sandgate_agent.handover import Handover
 from sandgate_agent.health import Health
 from sandgate_agent.journal import Journal
 from sandgate_agent.launcher import Launcher
@@ -75,18 +76,17 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     )
     watchers = Watchers()
     tunnels = Tunnels(Listeners(root_spawner) if settings.network == "shared" else None)
-    services = (
-        ProcessService(processes, sandbox),
-        FilesystemService(sandbox, watchers),
-        AgentService(sandbox, tunnels, journal, launcher.warm),
-    )
+    agent_service = AgentService(sandbox, tunnels, journal, launcher.warm)
+    services = (ProcessService(processes, sandbox), FilesystemService(sandbox, watchers), agent_service)
     health = Health(frozenset(service.name for service in services))
     server = grpc.aio.server(options=_OPTIONS)
     token = settings.token.encode()
     server.add_generic_rpc_handlers(
         (*(generic_handler(service.name, service.methods(), token) for service in services), health.handler())
     )
+    handover = None
     try:
+        handover = _open_handover(settings, token, agent_service)
         await _listen(server, settings)
         _warm_usual_account(accounts, launcher)
         # What was loaded stays for good: a collection that walks all of it holds every call up.
@@ -101,6 +101,8 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         watchers.close()
         if elevation is not None:
             elevation.close()
+        if handover is not None:
+            handover.close()
         await processes.close(Unavailable("the sandbox is ending"))
         await server.stop(_GRACE_SECONDS)
         await launcher.close()
@@ -120,13 +122,31 @@ async def _listen(server: grpc.aio.Server, settings: Settings) -> None:
         raise BadSettings(f"cannot listen on {address}: {error}") from None
     if port == 0:
         raise BadSettings(f"cannot listen on {address}")
+    if path != address:
+        os.chmod(path, _socket_mode(settings))
     if settings.folder is not None:
-        # That folder keeps strangers away by itself; root in here may be nobody out there, where the callers are.
-        os.chmod(path, 0o666)
         # Whoever could read this process's descriptors could otherwise put something else in the socket's place.
         os.close(settings.folder)
-    elif path != address:
-        os.chmod(path, 0o600)
+
+
+def _socket_mode(settings: Settings) -> int:
+    """A folder without a path keeps strangers away by itself; root in here may be nobody out there, where the callers are."""
+    return 0o600 if settings.folder is None else 0o666
+
+
+def _open_handover(settings: Settings, token: bytes, service: AgentService) -> Handover | None:
+    """Where callers may be on the same machine. What stands in its way is said in the log: calls carry content too."""
+    path = settings.listen.removeprefix("unix:")
+    if path == settings.listen:
+        return None
+    handover = Handover(path, token=token, opener=service.open_to_hand_over)
+    try:
+        handover.open(mode=_socket_mode(settings))
+    except OSError as error:
+        log.warning("files will not be handed over: %s", error)
+        handover.close()
+        return None
+    return handover
 
 
 def _open_elevation(settings: Settings, accounts: Accounts, launcher: Launcher) -> Elevation | None:

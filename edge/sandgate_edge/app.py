@@ -17,10 +17,11 @@ from aiohttp import web
 from sandgate_edge import cors, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
-from sandgate_edge.keys import AGENTS, CORE, POLICY, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
+from sandgate_edge.keys import AGENTS, CORE, HANDOVER, POLICY, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
 from sandgate_edge.policy import EdgePolicy, agent_requests, opened
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
 from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
+from sandgate_edge.rest.handover import Handover
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Reporter, Telemetry
 from sandgate_errors import InvalidArgument, SandgateError
@@ -82,7 +83,9 @@ async def _channels(app: web.Application, traces: Tracing | None) -> AsyncIterat
     settings = app[SETTINGS]
     app[CORE] = CoreClient(settings.core, settings.internal_token, tracing=traces)
     app[AGENTS] = Agents(max_rpc_bytes=settings.max_rpc_bytes, tracing=traces)
+    app[HANDOVER] = Handover()
     yield
+    app[HANDOVER].close()
     await app[AGENTS].close()
     await app[CORE].close()
     if traces is not None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
+from sandgate_edge.rest.handover import Handover
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Telemetry
 from sandgate_plugin_api import AgentRequest, RestRequest
@@ -26,6 +27,7 @@ __all__ = [
     "ANSWER_BEGAN",
     "CORE",
     "ERROR_CODE",
+    "HANDOVER",
     "NAMED",
     "POLICY",
     "PORT",
@@ -44,6 +46,7 @@ CORE: Final = web.AppKey("core", CoreClient)
 POLICY: Final[web.AppKey[EdgePolicy]] = web.AppKey("policy", object)  # type: ignore[arg-type]
 """Where plugins are asked. Its class knows these keys, so it cannot be named here but as a type."""
 AGENTS: Final = web.AppKey("agents", Agents)
+HANDOVER: Final = web.AppKey("handover", Handover)
 SETTINGS: Final = web.AppKey("settings", Settings)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
 STREAMS: Final[web.AppKey[set[asyncio.Transport]]] = web.AppKey("streams", set)

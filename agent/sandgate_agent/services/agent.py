@@ -74,10 +74,7 @@ class AgentService:
         return pb.InitResponse(agent_version=sandgate_agent.__version__)
 
     async def read_file(self, request: pb.ReadFileRequest, call: Call) -> None:
-        account = self._sandbox.acting(call.acting_user)
-        path = resolve(request.path, account, default=self._sandbox.default_workdir)
-        length = request.length if request.HasField("length") else None
-        reader = await _opened(lambda: Reader(path, offset=request.offset, length=length))
+        reader = await self._open(request, call.acting_user)
         try:
             if request.header_only:
                 await call.send(pb.ReadFileResponse(header=_header(reader)))
@@ -85,6 +82,11 @@ class AgentService:
                 await _send_file(reader, call)
         finally:
             _close(reader)
+
+    async def open_to_hand_over(self, path: str, acting_user: str | None) -> tuple[Reader, bytes]:
+        """A whole file as :meth:`read_file` opens it, with its header (:mod:`sandgate_agent.handover`)."""
+        reader = await self._open(pb.ReadFileRequest(path=path), acting_user)
+        return reader, _header(reader).SerializeToString()
 
     async def write_file(self, call: Call) -> pb.WriteFileResponse:
         account = self._sandbox.acting(call.acting_user)
@@ -141,6 +143,12 @@ class AgentService:
         async with aclosing(journal.follow(after)) as batches:
             async for batch in batches:
                 await call.send(pb.FollowLogsResponse(journal=journal.id, lines=map(_line, batch)))
+
+    async def _open(self, request: pb.ReadFileRequest, acting_user: str | None) -> Reader:
+        account = self._sandbox.acting(acting_user)
+        path = resolve(request.path, account, default=self._sandbox.default_workdir)
+        length = request.length if request.HasField("length") else None
+        return await _opened(lambda: Reader(path, offset=request.offset, length=length))
 
     def _warm_default(self) -> None:
         try:

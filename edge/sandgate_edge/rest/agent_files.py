@@ -19,9 +19,10 @@ from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2
 from sandgate_edge import routing
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, REQUEST_ID, TELEMETRY
+from sandgate_edge.keys import AGENTS, HANDOVER, REQUEST_ID, TELEMETRY
 from sandgate_edge.rest.call_status import CallStatus
 from sandgate_edge.rest.file_parts import Content, Part
+from sandgate_edge.rest.handover import HandedFile
 from sandgate_edge.telemetry import Telemetry
 from sandgate_errors import Internal, NotFound, SandgateError
 
@@ -69,6 +70,19 @@ class AgentFiles:
         finally:
             call.cancel()
 
+    @asynccontextmanager
+    async def handed(self, reading: Reading) -> AsyncIterator[HandedFile | None]:
+        """The same file as a descriptor, where its agent is on this machine; the stream is then not to be read on."""
+        file = await self.request.app[HANDOVER].take(self.located, user=self.user, header=reading.header)
+        if file is None:
+            yield None
+            return
+        try:
+            reading.call.cancel()
+            yield file
+        finally:
+            file.close()
+
     async def resolve_existing(self, path: str) -> str | None:
         """Where a path leads, if there is anything."""
         stub = self.request.app[AGENTS].filesystem(self.located)
@@ -113,9 +127,13 @@ class Reading:
         while isinstance(part := await self.call.read(), (agent_pb2.ReadFileResponse, memoryview)):
             content = part if isinstance(part, memoryview) else part.data
             if content:
-                self.telemetry.downloaded += len(content)
+                self.passed(len(content))
                 return content
         return b""
+
+    def passed(self, count: int) -> None:
+        """Bytes of the file that have come, by whatever road."""
+        self.telemetry.downloaded += count
 
     async def start(self, size: int) -> tuple[bytes, bool]:
         """At least ``size`` bytes from here, and whether that is all there is."""

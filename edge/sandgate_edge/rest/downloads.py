@@ -25,16 +25,15 @@ from sandgate_edge.rest.gzip_stream import Gzip
 from sandgate_edge.rest.header_parameters import inline_disposition
 from sandgate_edge.rest.media_types import OCTET_STREAM, SNIFFED, by_content, by_extension
 from sandgate_edge.rest.ranges import ByteRange, UnsatisfiableRange, parse_ranges
+from sandgate_edge.rest.sendfile import CutOff, send
 from sandgate_errors import SandgateError
 
 __all__ = ["send_file"]
 
 # Below this a thread costs more than the compression.
 _COMPRESS_INLINE = 16 * 1024
-
-
-class _CutOff(Exception):
-    """The file got shorter while it was read."""
+# Below this, what it takes to hand a file over is not regained.
+_WORTH_HANDING_OVER = 4 * 1024 * 1024
 
 
 async def send_file(files: AgentFiles, path: str) -> web.StreamResponse:
@@ -98,9 +97,9 @@ async def _send_plain(files: AgentFiles, reading: Reading) -> web.StreamResponse
     answer.content_length = size
     try:
         await answer.prepare(files.request)
-        await _copy(reading, answer, first=first, size=size)
+        await _copy(files, reading, answer, first=first, start=0, size=size)
         await answer.write_eof()
-    except (grpc.aio.AioRpcError, _CutOff) as error:
+    except (grpc.aio.AioRpcError, CutOff) as error:
         files.cut(error)
     return answer
 
@@ -141,9 +140,9 @@ async def _send_one(
         first = await _first(files, reading)
         try:
             await answer.prepare(files.request)
-            await _copy(reading, answer, first=first, size=wanted.length)
+            await _copy(files, reading, answer, first=first, start=wanted.start, size=wanted.length)
             await answer.write_eof()
-        except (grpc.aio.AioRpcError, _CutOff) as error:
+        except (grpc.aio.AioRpcError, CutOff) as error:
             files.cut(error)
     return answer
 
@@ -176,8 +175,9 @@ async def _send_part(files: AgentFiles, path: str, wanted: ByteRange, answer: we
     """One range in the middle of an answer; False when it could not be sent and the connection is gone."""
     try:
         async with files.read(_range_request(path, wanted)) as reading:
-            await _copy(reading, answer, first=await reading.piece(), size=wanted.length)
-    except (grpc.aio.AioRpcError, SandgateError, _CutOff) as error:
+            first = await reading.piece()
+            await _copy(files, reading, answer, first=first, start=wanted.start, size=wanted.length)
+    except (grpc.aio.AioRpcError, SandgateError, CutOff) as error:
         files.cut(error)
         return False
     return True
@@ -187,10 +187,20 @@ def _range_request(path: str, wanted: ByteRange) -> agent_pb2.ReadFileRequest:
     return agent_pb2.ReadFileRequest(path=path, offset=wanted.start, length=wanted.length)
 
 
-async def _copy(reading: Reading, answer: web.StreamResponse, *, first: Content, size: int | None) -> None:
-    """Exactly ``size`` bytes, whatever became of the file meanwhile; None: to its end. Raises _CutOff."""
+async def _copy(
+    files: AgentFiles, reading: Reading, answer: web.StreamResponse, *, first: Content, start: int, size: int | None
+) -> None:
+    """Exactly ``size`` bytes from ``start``, whatever became of the file meanwhile; None: to its end. Raises CutOff."""
     piece = first
     left = size
+    if left is not None and left - len(first) >= _WORTH_HANDING_OVER:
+        await answer.write(first)
+        left -= len(first)
+        async with files.handed(reading) as file:
+            if file is not None:
+                await send(files.request, file, offset=start + len(first), count=left, sent=reading.passed)
+                return
+        piece = await reading.piece()
     while piece:
         if left is not None:
             piece = piece[:left]
@@ -200,7 +210,7 @@ async def _copy(reading: Reading, answer: web.StreamResponse, *, first: Content,
             return
         piece = await reading.piece()
     if left:
-        raise _CutOff
+        raise CutOff
 
 
 async def _first(files: AgentFiles, reading: Reading) -> Content:

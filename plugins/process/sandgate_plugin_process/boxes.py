@@ -9,14 +9,16 @@
     <state>/boxes/<box>/boot_id       what the sandbox sees as the boot id of its system (bubblewrap)
     <runtime>/<box>/in/               bound into the sandbox: its agent makes the socket here
     <runtime>/<box>/agent.sock        the same socket under a name that the sandbox cannot touch
+    <runtime>/<box>/agent.sock.files  likewise, the one on which the agent hands open files over
 
-The last two are two names of one inode on purpose. Root of a sandbox owns what is bound into it and could put a
+Each of these sockets has two names of one inode on purpose. Root of a sandbox owns what is bound into it and could put a
 symbolic link to any socket of the host in place of its own; whoever dialled that path would then speak to, say, a
 container engine with the gateway's rights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -36,6 +38,8 @@ __all__ = ["Box", "Record", "Shelf"]
 
 # A name goes into paths: handles come back from the store, and a store can be edited.
 _NAME = re.compile(r"[a-z0-9]{1,40}")
+# Of the agent's second socket, behind the name of the first (docs/architecture.md, "Large downloads").
+_FILES = ".files"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +199,24 @@ class Box:
 
         Sealing also keeps a sandbox from filling the file system of the runtime folder, often a small one in memory.
         """
-        os.link(self.inner_socket_folder / "agent.sock", self.socket, follow_symlinks=False)
-        # Looked at under its new name, which nobody else can give to something else.
-        if not stat.S_ISSOCK(self.socket.lstat().st_mode):
-            self.socket.unlink()
+        if not self._show(""):
             raise Internal("the sandbox's agent made no socket")
+        # The one on which it hands files over may be missing, as with an agent of an earlier version.
+        with contextlib.suppress(FileNotFoundError):
+            self._show(_FILES)
         if seal:
             os.chown(self.inner_socket_folder, 0, 0)
             self.inner_socket_folder.chmod(0o755)
+
+    def _show(self, suffix: str) -> bool:
+        """Whether it is a socket. Raises FileNotFoundError."""
+        shown = self.socket.with_name(f"{self.socket.name}{suffix}")
+        os.link(self.inner_socket_folder / f"agent.sock{suffix}", shown, follow_symlinks=False)
+        # Looked at under its new name, which nobody else can give to something else.
+        if stat.S_ISSOCK(shown.lstat().st_mode):
+            return True
+        shown.unlink()
+        return False
 
     def placement(self, record: Record) -> Placement:
         return Placement(handle=self.handle, agent=AgentAddress(target=f"unix:{self.socket}", token=record.token))
