@@ -67,9 +67,7 @@ class Peers:
             while not (await asyncio.wait({answering}, timeout=_LOOK))[0]:
                 if not await self._roster.lives(peer.id):
                     raise Unavailable(
-                        f"core {peer.id} on {peer.host}, whose sandbox this is, is away",
-                        retry_after=_RETRY_AFTER,
-                        should_retry=True,
+                        f"core {peer.id} on {peer.host}, whose sandbox this is, is away", retry_after=_RETRY_AFTER
                     )
             return answering.result()
         except grpc.aio.AioRpcError as error:
@@ -142,10 +140,9 @@ def _error_of(error: grpc.aio.AioRpcError, peer: Peer) -> SandgateError:
     if code is grpc.StatusCode.UNAVAILABLE and all(key != "error-reason" for key, _ in trailers or ()):
         # gRPC's own text names addresses.
         _log.warning("another core cannot be reached", core=peer.id, address=peer.address, details=error.details())
+        # Whether to ask again is not said: the call may have been heard.
         return Unavailable(
-            f"core {peer.id} on {peer.host}, whose sandbox this is, does not answer",
-            retry_after=_RETRY_AFTER,
-            should_retry=True,
+            f"core {peer.id} on {peer.host}, whose sandbox this is, does not answer", retry_after=_RETRY_AFTER
         )
     if code is grpc.StatusCode.UNAUTHENTICATED:
         _log.error("another core does not take this one's calls: its seed is another", core=peer.id)

@@ -19,15 +19,11 @@ from sandgate_edge.rest.credentials import api_key_of, key_first
 from sandgate_edge.rest.filters import list_request, parse_metadata
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
 from sandgate_edge.rest.query import parse, query_of
+from sandgate_edge.rest.repeats import made_once
 from sandgate_edge.rest.views import detail_view, listed_view, sandbox_view
 from sandgate_errors import (
     InvalidArgument,
-    NotFound,
-    PermissionDenied,
-    ResourceExhausted,
     SandgateError,
-    Unauthenticated,
-    Unimplemented,
 )
 from sandgate_plugin_api import ReplyKind
 
@@ -42,8 +38,6 @@ _AT_END = {
     False: sandboxes_pb2.ON_TIMEOUT_KILL,
     True: sandboxes_pb2.ON_TIMEOUT_PAUSE,
 }
-# With these the core says that it started nothing; the client may decide by itself to repeat.
-_NOTHING_STARTED = (InvalidArgument, Unauthenticated, PermissionDenied, NotFound, ResourceExhausted, Unimplemented)
 
 
 @routes.post("/sandboxes")
@@ -65,14 +59,8 @@ async def create_v2(request: web.Request) -> web.Response:
 
 async def _create(request: web.Request, message: sandboxes_pb2.CreateRequest) -> web.Response:
     message.idempotency_key = _idempotency_key(request)
-    try:
+    with made_once(repeatable=bool(message.idempotency_key)):
         sandbox = await request.app[CORE].create(message, api_key=api_key_of(request), request_id=request[REQUEST_ID])
-    except SandgateError as error:
-        repeatable = message.idempotency_key or isinstance(error, _NOTHING_STARTED)
-        if error.should_retry is None and not repeatable:
-            # A sandbox may have come to be although the answer was lost: an SDK that repeats by itself makes a second.
-            error.should_retry = False
-        raise
     try:
         return web.json_response(await sandbox_reply(request, sandbox), status=201)
     except BaseException:

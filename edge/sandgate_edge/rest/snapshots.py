@@ -14,6 +14,7 @@ from sandgate_edge.rest.credentials import api_key_of, key_first
 from sandgate_edge.rest.filters import MAX_PAGE, parse_limit
 from sandgate_edge.rest.identifiers import parse_sandbox_id, sandbox_id_in_path
 from sandgate_edge.rest.query import query_of
+from sandgate_edge.rest.repeats import made_once
 from sandgate_edge.rest.views import JsonObject
 
 __all__ = ["routes"]
@@ -29,9 +30,11 @@ async def create_snapshot(request: web.Request) -> web.Response:
     message = sandboxes_pb2.CreateSnapshotRequest(
         id=sandbox_id_in_path(request), name=body.text("name") or "", memory=body.flag("memory")
     )
-    snapshot = await request.app[CORE].create_snapshot(
-        message, api_key=api_key_of(request), request_id=request[REQUEST_ID]
-    )
+    # One with a name takes the place of what an earlier attempt may have made.
+    with made_once(repeatable=bool(message.name)):
+        snapshot = await request.app[CORE].create_snapshot(
+            message, api_key=api_key_of(request), request_id=request[REQUEST_ID]
+        )
     return web.json_response(_view(snapshot), status=201)
 
 

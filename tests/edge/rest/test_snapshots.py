@@ -7,6 +7,7 @@ import pytest
 
 from sandgate_edge.rest import changes, sandboxes, snapshots, templates
 from sandgate_edge.rest.absent import ABSENT, OF_TEMPLATES
+from sandgate_errors import Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 UNKNOWN = "i" + "0" * 20
@@ -81,6 +82,21 @@ async def test_snapshot_of_what_is_not_there_or_not_running(edge):
     assert (await edge.rest("POST", f"{path}/pause"))[0] == 204
     status, error, _ = await edge.rest("POST", f"{path}/snapshots", {})
     assert (status, error["code"]) == (409, 409)
+
+
+async def test_snapshot_that_may_have_been_taken_is_not_taken_again_by_an_sdk(edge):
+    """rest.md 1.4. With a name a repeat takes the place of the first, so the client's own rules hold."""
+
+    class Lost:
+        async def wait(self):
+            raise Unavailable("the answer was lost")
+
+    box = await edge.create()
+    edge.backend.copying = Lost()
+    for body, told in (({}, "false"), ({"name": "again"}, None)):
+        status, error, headers = await edge.rest("POST", f"/sandboxes/{box['sandboxID']}/snapshots", body)
+        assert (status, error["code"]) == (503, 503)
+        assert headers.get("Should-Retry") == told
 
 
 async def test_second_snapshot_at_the_same_time_is_409(edge):
