@@ -120,7 +120,7 @@ def run(configuration: Configuration) -> None:
     log = Log(form=settings.log_format, level=settings.log_level)
     # The lock before the port: of two gateways with the same directory and port, the second should hear of the first.
     with (
-        state.locked(settings.state_dir),
+        state.locked(settings.state_dir) as held,
         contextlib.closing(listening.bind(settings.host, settings.port)) as listener,
         runtime.opened(settings.state_dir) as runtime_dir,
     ):
@@ -132,7 +132,7 @@ def run(configuration: Configuration) -> None:
             api_key=configuration.api_key,
             listener=listener,
         )
-        asyncio.run(_Gateway(plan, log).run())
+        asyncio.run(_Gateway(plan, log, core_began=held.keep).run())
 
 
 class _Signals:
@@ -161,8 +161,10 @@ class _Signals:
 class _Gateway:
     """The running processes. Tasks: the supervisors, which end at the signal, and the readers of the children's output."""
 
-    def __init__(self, plan: _Plan, log: Log) -> None:
+    def __init__(self, plan: _Plan, log: Log, *, core_began: Callable[[], None]) -> None:
+        """``core_began`` is called once a core serves."""
         self._plan = plan
+        self._core_began = core_began
         self._log = log
         self._core: Child | None = None
         self._edges: dict[int, Child] = {}
@@ -204,6 +206,7 @@ class _Gateway:
         settings = self._plan.core(first_start=first_start)
         self._core = None
         self._core = await Child.start(self._kind(_CORE), settings, log=self._log, tasks=readers)
+        self._core_began()
         return self._core
 
     async def _start_edge(self, number: int, readers: asyncio.TaskGroup) -> Child:

@@ -11,13 +11,14 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["LOCK", "SEED", "TOKEN", "check_private", "holder", "locked", "read_private", "secret_of"]
+__all__ = ["LOCK", "SEED", "TOKEN", "Held", "check_private", "holder", "locked", "read_private", "secret_of"]
 
 LOCK = "lock"
 TOKEN = "internal.token"  # noqa: S105 - a file's name
@@ -26,26 +27,72 @@ SEED = "seed"
 _SECRET_BYTES = 32
 
 
+class Held:
+    """A state directory that is this process's. Nothing is worth keeping in a new one until :meth:`keep` says so."""
+
+    def __init__(self, *, new: bool) -> None:
+        self.new = new
+
+    def keep(self) -> None:
+        self.new = False
+
+
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the directory if need be, and hold it. Raises FailedPrecondition naming who holds it already."""
-    _make_private(folder)
-    # Close-on-exec, so no child keeps the lock alive after the front.
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def locked(folder: Path) -> Iterator[Held]:
+    """Make the directory if need be, and hold it. Raises FailedPrecondition naming who holds it already.
+
+    A gateway that is refused at its first start leaves nothing: what was put into an empty directory goes again, and so
+    does one that was made here.
+    """
+    made = _make_private(folder)
+    descriptor = _hold(folder)
     try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        held = Held(new=set(os.listdir(folder)) <= {LOCK})
+        try:
+            yield held
+        finally:
+            os.ftruncate(descriptor, 0)
+            if held.new:
+                _clear(folder, remove=made)
+    finally:
+        os.close(descriptor)
+
+
+def _hold(folder: Path) -> int:
+    """The descriptor that holds the lock."""
+    while True:
+        # Close-on-exec, so no child keeps the lock alive after the front.
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            by = _holder(descriptor)
+            os.close(descriptor)
             raise FailedPrecondition(
-                f"state directory {folder} is in use by the gateway with process id {_holder(descriptor)}: "
+                f"state directory {folder} is in use by the gateway with process id {by}: "
                 "stop that one, or choose another directory with --state-dir"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-        os.ftruncate(descriptor, 0)
-    finally:
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        # Its holder has just taken it away with all else.
         os.close(descriptor)
+
+
+def _clear(folder: Path, *, remove: bool) -> None:
+    for path in folder.iterdir():
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    # The lock last: as long as it is there, nobody else begins here.
+    (folder / LOCK).unlink(missing_ok=True)
+    if remove:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def holder(folder: Path) -> str | None:
@@ -68,16 +115,20 @@ def _holder(descriptor: int) -> str:
     return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "(just starting)"
 
 
-def _make_private(folder: Path) -> None:
+def _make_private(folder: Path) -> bool:
+    """Whether it was made just now."""
+    made = False
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+            made = True
     except OSError as error:
         raise FailedPrecondition(f"state directory {folder}: {error.strerror}") from error
     check_private(folder)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
+    return made
 
 
 def check_private(folder: Path) -> None:

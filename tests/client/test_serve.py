@@ -248,6 +248,14 @@ def test_a_second_gateway_on_the_same_state_is_told_of_the_first(serve):
     assert second.stderr.count("\n") == 1
 
 
+def test_gateway_that_is_refused_at_its_first_start_leaves_nothing(serve):
+    for options in (("--backend", "nosuch"), ("--database", "oracle://x"), ("--metrics-listen", "192.0.2.1:1")):
+        process = serve.start(*options)
+        assert process.wait(60) == 1
+        process.stdout.close()
+        assert not serve.state_dir.exists()
+
+
 def test_the_state_of_a_newer_version_is_refused(serve):
     serve.ready()
     serve.stop()

@@ -50,6 +50,42 @@ def test_a_path_that_cannot_be_a_directory_is_named(tmp_path, name):
         pass
 
 
+def test_what_a_refused_start_put_into_a_new_directory_goes_again(tmp_path):
+    made, empty = tmp_path / "a" / "made", tmp_path / "empty"
+    empty.mkdir()
+    for folder, left in ((made, False), (empty, True)):
+        with state.locked(folder):
+            state.secret_of(folder, state.SEED)
+            (folder / "backends").mkdir()
+            (folder / "backends" / "file").touch()
+            (folder / "run").symlink_to(tmp_path)
+        assert folder.exists() is left
+    assert os.listdir(empty) == []
+
+
+def test_what_is_to_be_kept_or_was_there_before_stays(tmp_path):
+    with state.locked(tmp_path) as held:
+        seed = state.secret_of(tmp_path, state.SEED)
+        held.keep()
+    with state.locked(tmp_path):
+        state.secret_of(tmp_path, state.TOKEN)
+    assert state.secret_of(tmp_path, state.SEED) == seed
+    assert sorted(os.listdir(tmp_path)) == [state.TOKEN, state.LOCK, state.SEED]
+
+
+def test_lock_that_went_with_its_holder_holds_nothing(tmp_path):
+    """Of two that wait for one file, the second does not hold what the first has taken away."""
+    waiting = os.open(tmp_path / state.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with state.locked(tmp_path):
+            pass
+        with state.locked(tmp_path):
+            assert os.fstat(waiting).st_nlink == 0
+            assert state.holder(tmp_path) == str(os.getpid())
+    finally:
+        os.close(waiting)
+
+
 def test_a_second_holder_is_told_who_the_first_is(tmp_path):
     program = "import sys, pathlib; from sandgate import state\nwith state.locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program, str(tmp_path)]
