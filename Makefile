@@ -11,8 +11,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PROJECTS := pyproject.toml plugins/api/pyproject.toml plugins/process/pyproject.toml plugins/docker/pyproject.toml plugins/rock/pyproject.toml
-EDITABLE := -e plugins/api -e . -e plugins/process -e plugins/docker -e plugins/rock
+PROJECTS := pyproject.toml plugins/api/pyproject.toml plugins/process/pyproject.toml plugins/docker/pyproject.toml plugins/rock/pyproject.toml \
+	plugins/opensandbox/pyproject.toml
+EDITABLE := -e plugins/api -e . -e plugins/process -e plugins/docker -e plugins/rock -e plugins/opensandbox
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 
 # The system's own python3 first: a newer one beside it may lack its venv module.

@@ -60,6 +60,14 @@ FOREIGN = {
 #: Runs in the sandbox, as the program that becomes the agent without another start of the interpreter.
 EXCEPTIONS = {
     ("plugins/docker/sandgate_plugin_docker/enter.py", "sandgate_agent.__main__.main"),
+    *(
+        ("plugins/docker/sandgate_plugin_docker/enter.py", f"sandgate_agent.furnishing.{name}")
+        for name in ("SHELL", "accounts_with_user", "furnish", "profile_around")
+    ),
+    ("plugins/opensandbox/sandgate_plugin_opensandbox/enter.py", "sandgate_agent.__main__.main"),
+    ("plugins/opensandbox/sandgate_plugin_opensandbox/enter.py", "sandgate_agent.doorway.Door"),
+    ("plugins/opensandbox/sandgate_plugin_opensandbox/enter.py", "sandgate_agent.doorway.run_beside"),
+    ("plugins/opensandbox/sandgate_plugin_opensandbox/enter.py", "sandgate_agent.furnishing.furnish"),
     ("plugins/process/sandgate_plugin_process/enter.py", "sandgate_agent.__main__.main"),
 }
 

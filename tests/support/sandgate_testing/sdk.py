@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CLIENTS", "PackageUnavailable", "SdkClient", "command_of", "installed"]
+__all__ = ["CLIENTS", "PackageUnavailable", "SdkClient", "command_of", "installed", "pip_environment"]
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _CACHE = _REPOSITORY / ".cache" / "sdk"
@@ -71,15 +71,23 @@ CLIENTS: Mapping[str, SdkClient] = {
 
 def installed(client: SdkClient) -> Path:
     """The environment of ``client``, made if it is not there. Raises PackageUnavailable."""
-    folder = client.environment
+    return _made(client.environment, client.source, f"e2b{'==' if client.source == 'pip' else '@'}{client.version}")
+
+
+def pip_environment(package: str, version: str) -> Path:
+    """The same for another program from PyPI that wants dependencies of its own."""
+    return _made(_CACHE / f"pip-{package}-{version}", "pip", f"{package}=={version}")
+
+
+def _made(folder: Path, source: str, package: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     stamp = folder / "made-with"
-    recipe = f"{client.source} {sys.version if client.source == 'pip' else shutil.which('node')}"
+    recipe = f"{source} {sys.version if source == 'pip' else shutil.which('node')}"
     with _locked(folder.with_suffix(folder.suffix + ".lock")):
         if not stamp.is_file() or stamp.read_text() != recipe:
             # Half made by a run that was stopped, or made for another interpreter.
             shutil.rmtree(folder, ignore_errors=True)
-            _INSTALLERS[client.source](folder, f"e2b{'==' if client.source == 'pip' else '@'}{client.version}")
+            _INSTALLERS[source](folder, package)
             stamp.write_text(recipe)
     return folder
 
