@@ -14,8 +14,8 @@ from sandgate_agent.calls import BothStreams, Call, ClientStream, Method, Server
 from sandgate_agent.content import Reader, Writer, begin_to_write
 from sandgate_agent.journal import Journal, Line, LogCommands
 from sandgate_agent.metrics import Meter
-from sandgate_agent.output import Stream
 from sandgate_agent.paths import resolve
+from sandgate_agent.retention import Stream
 from sandgate_agent.sandbox import Identity, Sandbox
 from sandgate_agent.services.filesystem import entry_info, timestamp
 from sandgate_agent.tunnels import Tunnel, Tunnels
