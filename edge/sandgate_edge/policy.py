@@ -49,6 +49,8 @@ _REPORT = 15.0
 _CLOSE_PATIENCE = 5.0
 #: Observers that are being told at once; more are not told, which goes to the log.
 _MOST_TOLD = 1_000
+#: Commands without a client whose end is waited for. Beyond that one counts as ended.
+_MOST_FOLLOWED = 10_000
 _TOKEN_HEADER = "X-Access-Token"  # noqa: S105 - the name of a header
 _API_KEY = "x-api-key"
 _STATES = {
@@ -64,6 +66,7 @@ class EdgePolicy:
     def __init__(self, policies: Policies | None = None) -> None:
         self.policies = policies or Policies()
         self._telling: set[asyncio.Task[Any]] = set()
+        self._following: set[asyncio.Task[None]] = set()
         self._used: OrderedDict[tuple[str, sandboxes_pb2.Activity.ValueType], None] = OrderedDict()
         self._open: Counter[tuple[str, sandboxes_pb2.Activity.ValueType]] = Counter()
         self._wake = asyncio.Event()
@@ -212,6 +215,30 @@ class EdgePolicy:
         if self.has("sandgate_ended"):
             self._tell(self.policies.collect("sandgate_ended", request=request[AGENT_REQUEST], complete=complete))
 
+    def command_ended(self, request: AgentRequest) -> None:
+        """The command that a request has started is over."""
+        self._tell(self.policies.collect("sandgate_command_ended", request=request))
+
+    def follow(self, request: AgentRequest, end: Coroutine[Any, Any, None]) -> None:
+        """The same, once ``end`` has returned."""
+        if len(self._following) >= _MOST_FOLLOWED:
+            end.close()
+            _log.error("too many commands without a client: one is not followed to its end")
+            self.command_ended(request)
+            return
+        # Owned by this object, which gives them up when the edge stops.
+        task = asyncio.create_task(end)
+        self._following.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._following.discard(task)
+            if not task.cancelled():
+                if (failure := task.exception()) is not None:
+                    _log.error("a command could not be followed to its end", exc_info=failure)
+                self.command_ended(request)
+
+        task.add_done_callback(over)
+
     def _note(self, what: tuple[str, sandboxes_pb2.Activity.ValueType]) -> None:
         self._used[what] = None
         self._wake.set()
@@ -234,6 +261,10 @@ class EdgePolicy:
                     _log.warning("the core was not told that a sandbox is used", reason=error.message)
 
     async def close(self) -> None:
+        for task in self._following:
+            task.cancel()
+        if self._following:
+            await asyncio.wait(set(self._following))
         if self._telling:
             await asyncio.wait(set(self._telling), timeout=_CLOSE_PATIENCE)
         for task in self._telling:

@@ -147,5 +147,10 @@ async def sandgate_error(request, error):
 
 
 @hookimpl
+async def sandgate_command_ended(request):
+    pass
+
+
+@hookimpl
 async def sandgate_ended(request, complete):
     pass

@@ -10,7 +10,7 @@ from aiohttp import web
 from google.protobuf.message import Message
 
 from sandgate_api.envd.v1 import process_pb2
-from sandgate_edge import routing
+from sandgate_edge import following, routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
 from sandgate_edge.core_client import Located
@@ -29,12 +29,13 @@ async def server_stream(request: web.Request, method: Method) -> web.StreamRespo
     codec = codec_of(request, method)
     located = await routing.admit(request)
     answer, policy = StreamAnswer(request, codec), request.app[POLICY]
-    async with answer.ending(located):
+    async with answer.ending(located), following.command(request, located) as note:
         call = await _begin(request, method, codec=codec, located=located)
         try:
             async with routing.answering(request, located, within=routing.FIRST_MESSAGE_SECONDS):
                 message = await call.read()
             while isinstance(message, Message):
+                note(message)
                 if _is_last(message):
                     answer.hold(await policy.answer(request, message))
                     await request.app[AGENTS].last_word(call)

@@ -22,7 +22,7 @@ Rules of policy hooks, for all of them unless said otherwise:
 * To refuse, it raises an error of ``sandgate_errors``: the client gets it in the words of the plane that was asked.
 * Anything else that it raises or returns is a fault of the plugin: it goes to the log with the names of plugin and
   distribution, and the request fails with "internal" and those names, never with the exception's text.
-* Observers (``sandgate_lifecycle``, ``sandgate_ended``) change nothing and refuse nothing: their faults are logged only.
+* Observers (``sandgate_lifecycle``, ``sandgate_ended``, ``sandgate_command_ended``) change nothing and refuse nothing: their faults are logged only.
 * A hook that nobody implements costs a look into a dictionary.
 """
 
@@ -60,6 +60,7 @@ __all__ = [
     "sandgate_activity",
     "sandgate_agent_request",
     "sandgate_answer",
+    "sandgate_command_ended",
     "sandgate_configure",
     "sandgate_create_request",
     "sandgate_defaults",
@@ -214,6 +215,15 @@ async def sandgate_answer(request: AgentRequest, message: Any) -> Any:
 async def sandgate_ended(request: AgentRequest, complete: bool) -> None:
     """A request of the data plane that the hooks have admitted is over. ``complete``: its answer was sent to the end; else
     the client left or the sandbox ended, and what the call has started may run on. Observes.
+    """
+
+
+@hookspec
+async def sandgate_command_ended(request: AgentRequest) -> None:
+    """The command that a ``Start`` has begun is over, or was never begun. Observes.
+
+    Where the client has left, the command runs on, and the edge follows it to its end, which costs a stream to the agent.
+    Not told of a command whose client left before its start event, and when the edge stops meanwhile.
     """
 
 

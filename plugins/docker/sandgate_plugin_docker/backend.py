@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandgate_bundle import forget_portable, make_portable
-from sandgate_errors import DataLoss, FailedPrecondition, Internal, NotFound, SandgateError
+from sandgate_errors import DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound, SandgateError
 from sandgate_plugin_api import (
     AgentAddress,
     Backend,
@@ -54,6 +54,10 @@ _log = logging.getLogger(__name__)
 _WARM_PREFIX = "w"
 #: A name goes into the engine's addresses: handles come back from the store, and a store can be edited.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+#: The engine's rule.
+_SHORTEST_NAME = 2
+#: How the names begin that gateways give.
+_OURS = "sandgate-"
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -165,7 +169,10 @@ class DockerBackend(Backend):
     # Making.
 
     def reserve(self, request: SandboxRequest) -> Mapping[str, object]:
-        return {"container": self._fleet.container_of(request.sandbox_id), "box": request.sandbox_id}
+        name = request.name or self._fleet.container_of(request.sandbox_id)
+        if request.name and (not _CONTAINER.fullmatch(name) or len(name) < _SHORTEST_NAME or name.startswith(_OURS)):
+            raise InvalidArgument(f"a container cannot be called {name[:100]!a}")
+        return {"container": name, "box": request.sandbox_id}
 
     async def create(self, request: SandboxRequest, handle: Mapping[str, object]) -> Placement:
         with told():
@@ -176,7 +183,7 @@ class DockerBackend(Backend):
             self._fleet.check_egress(model, egress)
             name = _container(handle)
             # One that was made ahead has what its template says.
-            as_made = from_image and model is template
+            as_made = from_image and model is template and not request.name
             if as_made and (placement := await self._claim(model, name, egress)) is not None:
                 return placement
             image = model.image.id if request.snapshot is None else await self._snapshot_image(request.snapshot)
@@ -240,7 +247,7 @@ class DockerBackend(Backend):
 
     async def locate(self, handle: Mapping[str, object]) -> Placement | None:
         with told():
-            details = await self._engine.inspect(_container(handle))
+            details = await self._fleet.find(_container(handle), self._box(handle))
             if details is None or not runs(details):
                 return None
             box = self._fleet.box_in(details)
@@ -270,10 +277,13 @@ class DockerBackend(Backend):
 
     async def destroy(self, handle: Mapping[str, object]) -> None:
         name = _container(handle)
-        box = self._shelf.box(handle.get("box"))
+        box = self._box(handle)
         with told():
             await to_its_end(self._destroy(name, box))
         self._meter.forget(name)
+
+    def _box(self, handle: Mapping[str, object]) -> Box:
+        return self._shelf.box(handle.get("box"))
 
     async def _destroy(self, name: str, box: Box) -> None:
         async with self._fleet.busy(name):
@@ -289,7 +299,7 @@ class DockerBackend(Backend):
         return {**handle, "paused": "memory" if memory else "files"}
 
     async def _pause(self, handle: Mapping[str, object], name: str, *, memory: bool) -> None:
-        details = await self._fleet.existing(name)
+        details = await self._fleet.existing(name, self._box(handle))
         state = details["State"]
         if not memory:
             # The container stays with its layer: no copy of what may be gigabytes, and no image to look after.
@@ -308,7 +318,7 @@ class DockerBackend(Backend):
         name = _container(handle)
         with told():
             async with self._fleet.busy(name):
-                details = await self._fleet.existing(name)
+                details = await self._fleet.existing(name, self._box(handle))
                 box = self._fleet.box_in(details)
                 kept = {key: value for key, value in handle.items() if key != "paused"}
                 if details["State"]["Paused"]:
@@ -317,7 +327,7 @@ class DockerBackend(Backend):
                     return Placement(handle=kept, agent=await self._start_anew(details, box))
                 elif not details["State"]["Running"]:
                     raise DataLoss("the processes of the sandbox are gone")
-                address = await self._fleet.reach_of(details).address(box, await self._fleet.existing(name))
+                address = await self._fleet.reach_of(details).address(box, await self._fleet.existing(name, box))
                 return Placement(handle=kept, agent=address)
 
     async def _is_up(self, details: Details, box: Box) -> bool:
@@ -358,7 +368,7 @@ class DockerBackend(Backend):
         kept = {"image": f"{repository}:{snapshot_id}"}
         with told():
             async with self._fleet.busy(name):
-                details = await self._fleet.existing(name)
+                details = await self._fleet.existing(name, self._box(handle))
                 if not runs(details):
                     raise NotFound("the sandbox has ended")
                 if details["HostConfig"]["ReadonlyRootfs"]:
@@ -392,7 +402,7 @@ class DockerBackend(Backend):
         name = _container(handle)
         with told():
             async with self._fleet.busy(name):
-                details = await self._fleet.existing(name)
+                details = await self._fleet.existing(name, self._box(handle))
                 model = await self._model_of(details)
                 self._fleet.check_egress(model, egress)
                 box = self._fleet.box_in(details)
@@ -406,7 +416,7 @@ class DockerBackend(Backend):
 
     async def address(self, handle: Mapping[str, object]) -> str | None:
         with told():
-            details = await self._engine.inspect(_container(handle))
+            details = await self._fleet.find(_container(handle), self._box(handle))
         found = None if details is None else address_in(details)
         return None if found is None else str(found)
 

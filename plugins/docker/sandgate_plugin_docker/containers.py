@@ -9,10 +9,12 @@ from typing import Any
 from sandgate_bundle import MOUNT, UNSET, Bundle
 from sandgate_plugin_docker.templates import Model
 
-__all__ = ["AGENT_PORT", "LABEL", "READ_ONLY_FOLDERS", "Way", "configuration", "labels"]
+__all__ = ["AGENT_PORT", "LABEL", "NAME_LABEL", "READ_ONLY_FOLDERS", "Way", "configuration", "labels"]
 
 #: In front of the name of each label.
 LABEL = "sandgate."
+#: The name that was asked for.
+NAME_LABEL = f"{LABEL}name"
 #: What agents listen on where they are reached by a port; the same number as E2B's.
 AGENT_PORT = 49983
 #: What the agent needs to act for several accounts, and what root of a usual system expects. Not among them: NET_RAW
@@ -56,9 +58,13 @@ class Way:
     port_on: str | None = None
 
 
-def labels(*, gateway: str, template: str, box: str) -> dict[str, str]:
-    """What makes a container ours, and known again after a crash. The sandbox's id is in its name, which can change."""
-    return {f"{LABEL}gateway": gateway, f"{LABEL}template": template, f"{LABEL}box": box}
+def labels(*, gateway: str, template: str, box: str, name: str) -> dict[str, str]:
+    """What makes a container ours, and known again after a crash. The sandbox's id is in its name, which can change.
+
+    ``name``: one that was asked for; the box of such a container is named after its sandbox. Empty: its name is ours.
+    """
+    found = {f"{LABEL}gateway": gateway, f"{LABEL}template": template, f"{LABEL}box": box}
+    return {**found, NAME_LABEL: name} if name else found
 
 
 def configuration(

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from sandgate_bundle import Bundle
 from sandgate_errors import (
+    AlreadyExists,
     CapabilityMissing,
     Conflict,
     FailedPrecondition,
@@ -26,7 +27,7 @@ from sandgate_errors import (
 from sandgate_plugin_api import Capability, Egress, Placement
 from sandgate_plugin_docker.boxes import Box, Identity, Shelf
 from sandgate_plugin_docker.checks import cannot_limit_disks
-from sandgate_plugin_docker.containers import LABEL, configuration, labels
+from sandgate_plugin_docker.containers import LABEL, NAME_LABEL, configuration, labels
 from sandgate_plugin_docker.engine import Details, Engine, Refused
 from sandgate_plugin_docker.firewall import Firewall
 from sandgate_plugin_docker.images import Images
@@ -144,6 +145,8 @@ class Fleet:
         """Empty for one that somebody has given another name: it is nobody's."""
         prefix = self.container_of("")
         name = name_of(container)
+        if container["Labels"].get(NAME_LABEL) == name:
+            return str(container["Labels"].get(f"{LABEL}box", ""))
         return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
     def box_of(self, container: Details) -> Box:
@@ -156,8 +159,18 @@ class Fleet:
         """The way that the container was made for."""
         return self._by_port if details["Config"].get("OpenStdin") else self._by_socket
 
-    async def existing(self, container: str) -> Details:
+    async def find(self, container: str, box: Box) -> Details | None:
+        """A sandbox's container. One whose name was asked for is known by its box too: the name may be another's by now."""
         details = await self._engine.inspect(container)
+        if details is None or details["Name"].lstrip("/").startswith(self.container_of("")):
+            return details
+        marks = details["Config"]["Labels"] or {}
+        name = details["Name"].lstrip("/")
+        wanted = {NAME_LABEL: name, f"{LABEL}gateway": self._identity.gateway, f"{LABEL}box": box.name}
+        return details if wanted.items() <= marks.items() else None
+
+    async def existing(self, container: str, box: Box) -> Details:
+        details = await self.find(container, box)
         if details is None:
             raise NotFound("there is no such sandbox")
         return details
@@ -166,7 +179,8 @@ class Fleet:
         """A container with an agent that accepts calls, or nothing at all."""
         reach = self.reach(model.settings)
         async with self.busy(name):
-            self._strays.pop(name, None)
+            if (stray := self._strays.get(name)) is not None and stray.name == box.name:
+                del self._strays[name]
             try:
                 address = await reach.bring_up(
                     box,
@@ -176,8 +190,8 @@ class Fleet:
                 )
                 if not egress.open:
                     await self.apply(egress, box, name, model=model)
-            except Conflict:
-                # The container of that name is another call's.
+            except (AlreadyExists, Conflict):
+                # The container of that name is another call's, or somebody's.
                 raise
             except BaseException as error:
                 if isinstance(error, Internal | Refused):
@@ -191,13 +205,14 @@ class Fleet:
 
     async def _new_container(self, model: Model, name: str, box: Box, *, image: str, egress: Egress) -> str:
         network = (model.settings.network or self._network.name) if egress.internet else NONE
+        asked_for = "" if name.startswith(self.container_of("")) else name
         config = configuration(
             model,
             image=image,
             bundle=self._bundle,
             way=await self.reach(model.settings).way(box, model),
             network=network,
-            labels=labels(gateway=self._identity.gateway, template=model.name, box=box.name),
+            labels=labels(gateway=self._identity.gateway, template=model.name, box=box.name, name=asked_for),
         )
         try:
             return await self._engine.create(config, name=name)
@@ -205,6 +220,8 @@ class Fleet:
             if refused.status == 404 and "image" in refused.message.lower():
                 self._images.forget(model.settings.image)
                 raise Unavailable(f"the image '{model.settings.image}' has just been removed", retry_after=1) from None
+            if refused.status == 409 and asked_for:
+                raise AlreadyExists(f"there is a container named '{name}' already") from refused
             if refused.status == 409:
                 raise Conflict("this sandbox is being made already") from refused
             if "storage-opt" in refused.message:
@@ -214,13 +231,13 @@ class Fleet:
     async def apply(self, egress: Egress, box: Box, container: str, *, model: Model) -> None:
         """Let ``egress`` hold for a container, and when it is started again."""
         await asyncio.to_thread(box.write, _EGRESS, json.dumps(asdict(egress)).encode())
-        details = await self.existing(container)
+        details = await self.existing(container, box)
         if not runs(details):
             return
         network = model.settings.network or self._network.name
         await self._network.admit(details, network=network, internet=egress.internet)
         if self._firewall is not None:
-            await self._firewall.apply(box.name, address_in(await self.existing(container)), egress)
+            await self._firewall.apply(box.name, address_in(await self.existing(container, box)), egress)
 
     async def apply_kept(self, box: Box, container: str, *, model: Model) -> None:
         """What held before its container was stopped."""
@@ -245,7 +262,7 @@ class Fleet:
             self._firewall.check(egress)
 
     async def erase(self, name: str, box: Box) -> None:
-        details = await self._engine.inspect(name)
+        details = await self.find(name, box)
         if details is not None:
             if details["Config"]["Labels"].get(f"{LABEL}gateway") != self._identity.gateway:
                 raise Internal("the handle of the sandbox is damaged")

@@ -71,7 +71,7 @@ class RockPlugin:
         self._settings = RockSettings.read(context.settings)
         self._places = Places(self._settings.max_commands)
         if self._settings.keys_file is not None:
-            self._keys = await asyncio.to_thread(Keys.read, self._settings.keys_file)
+            self._keys = await asyncio.to_thread(Keys, self._settings.keys_file)
         if context.state_dir is not None:
             self._lives = Lives(context.state_dir / "lives")
             await self._lives.load()
@@ -162,9 +162,8 @@ class RockPlugin:
         return files.plain_answer(message) if files.is_about_files(request) else message
 
     @hookimpl
-    async def sandgate_ended(self, request: AgentRequest, complete: bool) -> None:
-        if complete:
-            self._places.free(request)
+    async def sandgate_command_ended(self, request: AgentRequest) -> None:
+        self._places.free(request)
 
     @hookimpl
     async def sandgate_error(self, request: RestRequest | AgentRequest, error: SandgateError) -> SandgateError | None:
