@@ -152,8 +152,8 @@ class Settings(BaseModel):
     max_list_entries: Number = Field(0, ge=0, description="most entries of a directory listing; 0: no limit")
     envd_version: str = Field(
         "0.6.13",
-        pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$",
-        description="what sandboxes say they run; SDKs choose features by it",
+        pattern=r"^(0\.[1-9][0-9]*|[1-9][0-9]*\.(0|[1-9][0-9]*))\.(0|[1-9][0-9]*)$",
+        description="what sandboxes say they run, 0.1.0 or later; SDKs choose features by it",
     )
     metrics_listen: str | None = Field(
         None, description="where the core shows metrics for Prometheus, `port` or `host:port`"

@@ -44,8 +44,8 @@ class Settings(BaseModel):
     #: Whether the operator named ``first_key``. Otherwise it is a candidate, for a store without any key.
     first_key_given: bool = False
     on_exit: Literal["keep", "kill"] = "keep"
-    #: What SDKs read their features from.
-    envd_version: str = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")
+    #: What SDKs read their features from. Below 0.1.0 they refuse every sandbox.
+    envd_version: str = Field(pattern=r"^(0\.[1-9][0-9]*|[1-9][0-9]*\.(0|[1-9][0-9]*))\.(0|[1-9][0-9]*)$")
     #: Seconds; the longest life of a sandbox.
     max_timeout: float = Field(default=24 * 3600, ge=1, le=100 * 365 * 24 * 3600, allow_inf_nan=False)
     #: Seconds a backend has to make a sandbox.

@@ -51,6 +51,7 @@ def _api(options: Options) -> Options:
 
 @pytest.mark.parametrize("name", MISSING)
 def test_what_is_missing_is_refused_by_name(sandbox: Sandbox, gateway: Gateway, name: str) -> None:
+    # C11: the gateway takes `mcp`, and the SDK kills the sandbox in which it cannot start the program.
     call, named = MISSING[name]
     before = {box.sandbox_id for box in Sandbox.list(**_api(gateway.sdk_options)).next_items()}
     with pytest.raises(Exception, match=named) as caught:

@@ -46,6 +46,7 @@ def test_file_may_be_named_by_the_environment_and_the_flag_wins(tmp_path):
         ('backends = "process"\n', "backends"),
         ("[backends]\nprocess = 1\n", "backends.process"),
         ('envd_version = "latest"\n', "envd_version"),
+        ('envd_version = "0.0.9"\n', "envd_version"),  # V1
         ('domain = "a b"\n', "domain"),
         ('trusted_proxies = ["localhost"]\n', "trusted_proxies"),
         ("port = \n", "not valid TOML"),
@@ -56,6 +57,19 @@ def test_mistakes_in_the_file_are_named(tmp_path, text, expected):
         config.load({}, environment={}, config=_file(tmp_path, text))
     assert expected in caught.value.message
     assert "\n" not in caught.value.message.strip()
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.3.0", "1.0.0"])
+def test_version_that_sandboxes_tell_is_a_setting(tmp_path, version):
+    """V4."""
+    loaded = config.load({}, environment={}, config=_file(tmp_path, f'envd_version = "{version}"\n'))
+    assert loaded.settings.envd_version == version
+
+
+def test_version_that_sandboxes_tell_by_default_opens_what_the_sdks_suites_need():
+    """V2, V3. That what stands behind each gate works is shown by the journey of three releases."""
+    version = config.load({}, environment={}).settings.envd_version
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
 
 
 def test_unreadable_files_are_named(tmp_path):

@@ -55,6 +55,8 @@ def test_every_field_of_the_documented_table_is_known():
         ("internal_token", "short"),
         ("envd_version", "latest"),
         ("envd_version", "0.6.13\n"),
+        ("envd_version", "0.0.9"),  # V1
+        ("envd_version", "0.06.1"),
         ("on_exit", "maybe"),
         ("max_timeout", 0),
         ("max_timeout", float("inf")),

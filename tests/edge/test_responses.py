@@ -36,6 +36,7 @@ def test_no_error_of_the_taxonomy_is_missing_from_the_table():
 
 @pytest.mark.parametrize("cls", PUBLISHED)
 def test_every_error_is_told_on_every_plane(cls):
+    """C56, D3, W6."""
     error = cls("what happened")
     rest, files = responses.rest_error(error), responses.files_error(error)
     for response in (rest, files):

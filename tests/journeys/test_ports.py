@@ -277,7 +277,7 @@ def test_request_to_a_port_wakes_the_sandbox(gateway: Gateway) -> None:
 
 
 def test_paused_sandbox_sleeps_on_without_auto_resume(gateway: Gateway) -> None:
-    """R15, and after a resume its ports answer again (B45)."""
+    """R15, and after a resume its ports answer again (B45), by whoever listens then (R17)."""
     box = Sandbox.create(timeout=300, **gateway.sdk_options)
     try:
         number = free_port()
@@ -288,6 +288,10 @@ def test_paused_sandbox_sleeps_on_without_auto_resume(gateway: Gateway) -> None:
         assert (reply.status_code, reply.json()["message"]) == (502, "The sandbox was not found")
         box.connect(timeout=300)
         assert get(gateway, box, number).status_code == 200
+        box.pause(keep_memory=False)
+        box.connect(timeout=300)
+        reply = get(gateway, box, number)
+        assert (reply.status_code, reply.json()["message"]) == (502, "The sandbox is running but port is not open")
     finally:
         box.kill()
 

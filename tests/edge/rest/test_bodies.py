@@ -104,6 +104,12 @@ def test_every_member_arrives():
     assert request.network.mask_request_host == "h:${PORT}"
 
 
+@pytest.mark.parametrize("members", [{}, {"autoPause": None}, {"autoPause": False}])
+def test_sandbox_is_killed_at_its_end_unless_a_pause_is_asked_for(members):
+    """C9; that it is killed then is C33."""
+    assert create(**members).on_timeout == sandboxes_pb2.ON_TIMEOUT_KILL
+
+
 def test_null_is_absent():
     request = create(
         timeout=None, metadata=None, envVars=None, mcp=None, iam=None, network=None, volumeMounts=None, autoResume=None

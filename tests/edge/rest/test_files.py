@@ -115,7 +115,7 @@ async def test_an_existing_file_is_replaced_in_place(edge, box):
 
 
 async def test_several_files_in_their_order(edge, box):
-    """D16, D20: only parts named `file` count."""
+    """D16, D20: only parts named `file` count; D4: paths are absolute, relative or below the home."""
     home = edge.home(box)
     status, reply = await post_form(
         edge, box, ("file", f"{home}/m/2", b"two"), ("note", "x", b"no"), ("file", "m/1", b""), ("file", "~/m/3", BIG)
@@ -388,7 +388,7 @@ async def test_content_types_of_downloads(edge, box):
 
 
 async def test_missing_files_and_other_things(edge, box):
-    """D3, D5, D14; trap B29."""
+    """D3, D4, D5, D14; trap B29."""
     home = edge.home(box)
     os.mkfifo(home / "pipe")
     (home / "loop").symlink_to("loop")
@@ -447,7 +447,7 @@ async def test_a_token_in_the_header_decides_alone(edge, box):
 
 
 async def test_signatures(edge, box):
-    """S4 to S7, S11: messages, order, and what a signature is for."""
+    """D1, S4 to S7, S11: what the query may say, messages, order, and what a signature is for."""
     token = box["envdAccessToken"]
     other = (await edge.create())["envdAccessToken"]
     now = int(time.time())

@@ -256,6 +256,14 @@ async def test_repeated_create_answers_with_the_same_sandbox(edge):
     assert (await edge.rest("GET", "/sandboxes/" + box["sandboxID"]))[0] == 404
 
 
+async def test_create_without_a_key_makes_another_sandbox_each_time(edge):
+    # C60
+    made = [(await edge.rest("POST", "/v2/sandboxes", {"templateID": "base"}))[1]["sandboxID"] for _ in range(2)]
+    assert len(set(made)) == 2
+    for name in made:
+        assert (await edge.rest("GET", f"/sandboxes/{name}"))[0] == 200
+
+
 async def test_creates_with_one_key_at_once_make_one_sandbox(edge):
     answers = await asyncio.gather(*(create_with(edge, "call-2") for _ in range(6)))
     made = {answer["sandboxID"] for status, answer, _ in answers if status == 201}

@@ -237,6 +237,7 @@ async def test_bodies_that_are_no_json_object(edge, raw):
     ],
 )
 async def test_wrong_members_are_named(edge, path, body, named):
+    """C5 (a timeout of nothing, or of too much), C56."""
     status, error, _ = await edge.rest("POST", path, body)
     assert (status, error["code"]) == (400, 400)
     assert named in error["message"]
