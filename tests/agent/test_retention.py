@@ -38,9 +38,9 @@ def test_every_place_to_go_on_from_gives_the_very_pieces_that_came_after_it() ->
         assert past.weight == sum(piece.weight for piece in pieces[number - 1 :])
         assert list(past) == pieces[number - 1 :]
         assert past.left == 0
-    for number in (None, len(pieces) + 1, len(pieces) + 900):
-        assert retained(retention, pieces, number) == []
-        assert retention.since(number, len(pieces) + 1).first_seq == len(pieces) + 1
+    for nothing in (None, len(pieces) + 1, len(pieces) + 900):
+        assert retained(retention, pieces, nothing) == []
+        assert retention.since(nothing, len(pieces) + 1).first_seq == len(pieces) + 1
 
 
 def test_small_pieces_are_kept_for_as_many_bytes_as_large_ones() -> None:

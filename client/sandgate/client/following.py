@@ -147,7 +147,8 @@ class Following:
             self._stream = yield from self._attach_again()
         try:
             reply = yield Read(self._stream)
-        except Unavailable as error:
+        except (Unavailable, SandboxNotFound) as error:
+            # A paused sandbox is not found by calls to its agent; whether this one is gone, only the core tells.
             self._lose(error)
             return None
         if reply is None:
@@ -195,6 +196,8 @@ class Following:
             self._stream.close()
         self._stream = None
         if not self._numbered:
+            if isinstance(error, SandboxNotFound):
+                raise error
             raise Cut("the connection was lost, and this agent does not number its output") from error
 
     def _attach_again(self) -> Steps[Stream]:
@@ -202,7 +205,7 @@ class Following:
         pause = _FIRST_PAUSE
         while not self.disconnected:
             try:
-                if (yield from is_paused(self._target.sandbox_id, _ATTEMPT)):
+                if (yield from self._is_paused()):
                     give_up = time.monotonic() + _PATIENCE
                     pause = _WHILE_PAUSED
                 else:
@@ -213,6 +216,12 @@ class Following:
             yield Sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         raise Cut("the handle was disconnected")
+
+    def _is_paused(self) -> Steps[bool]:
+        try:
+            return (yield from is_paused(self._target.sandbox_id, _ATTEMPT))
+        except DeadlineExceeded as error:
+            raise Cut("the core did not answer in time") from error
 
     def _attach(self) -> Steps[Stream]:
         stream: Stream = yield self._target.connect(self.pid, self.last_seq + 1)
@@ -229,8 +238,8 @@ class Following:
             return _start_of((yield Read(stream, _ATTEMPT)))
         except NoAnswer as error:
             raise Cut("the agent did not answer in time") from error
-        except SandboxNotFound:
-            raise
+        except SandboxNotFound as error:
+            raise Cut("the sandbox was paused meanwhile") from error
         except NotFound as error:
             raise NotFound(f"process {self.pid} ended while the connection was lost, how is not known") from error
 

@@ -124,6 +124,27 @@ class Sandbox:
         """Let it end ``timeout`` seconds from now; 0: at once."""
         self._core.run(sandbox_calls.set_timeout(self.sandbox_id, timeout, request_timeout))
 
+    def pause(self, *, memory: bool = True, request_timeout: float | None = None) -> bool:
+        """Stop it and keep its files and, with ``memory``, its processes; False when it was paused already.
+
+        A paused sandbox does not end by its lifetime. Handles of its commands wait for its :meth:`resume`; without
+        ``memory`` they fail, as the processes are given up. Waits for 120 s unless told otherwise.
+
+        Raises SandboxException when the backend cannot do it.
+        """
+        return self._core.run(sandbox_calls.pause(self.sandbox_id, memory=memory, timeout=request_timeout))
+
+    def resume(
+        self, timeout: float = DEFAULT_TIMEOUT, *, memory: bool = True, request_timeout: float | None = None
+    ) -> bool:
+        """Wake it and let it live for at least ``timeout`` seconds from now; False when it was not paused.
+
+        Without ``memory`` it is started anew from its files. Waits for 120 s unless told otherwise.
+
+        Raises SandboxException when its memory cannot be brought back.
+        """
+        return self._core.run(sandbox_calls.resume(self.sandbox_id, timeout, memory=memory, timeout=request_timeout))
+
     def kill(self, request_timeout: float | None = None) -> bool:
         """End it and everything in it; False when it is gone already."""
         return self._core.run(sandbox_calls.kill(self.sandbox_id, request_timeout))

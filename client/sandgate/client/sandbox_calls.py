@@ -12,14 +12,28 @@ from sandgate.client.limits import request_limit
 from sandgate.client.records import SandboxInfo, SandboxState
 from sandgate.client.steps import Ask, Method, Steps
 from sandgate_api.core.v1 import sandboxes_pb2 as pb
-from sandgate_errors import InvalidArgument, NotFound
+from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound
 
-__all__ = ["DEFAULT_TIMEOUT", "Wanted", "connect", "create", "get_info", "is_paused", "kill", "listed", "set_timeout"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "Wanted",
+    "connect",
+    "create",
+    "get_info",
+    "is_paused",
+    "kill",
+    "listed",
+    "pause",
+    "resume",
+    "set_timeout",
+]
 
 #: Seconds of life of a sandbox, where the caller names no other time.
 DEFAULT_TIMEOUT = 300
 #: Seconds that a create may take; the core's own limit for the backend is 60 unless it was configured.
 _CREATE_LIMIT = 120.0
+#: Seconds that a pause or a resume may take: it may write or read all of a sandbox's memory.
+_PAUSE_LIMIT = 120.0
 
 _SERVICE = "/sandgate_api.core.v1.SandboxService/"
 _CREATE = Method(_SERVICE + "Create", pb.CreateResponse)
@@ -28,6 +42,7 @@ _LIST = Method(_SERVICE + "List", pb.ListResponse)
 _KILL = Method(_SERVICE + "Kill", pb.KillResponse)
 _SET_TIMEOUT = Method(_SERVICE + "SetTimeout", pb.SetTimeoutResponse)
 _CONNECT = Method(_SERVICE + "Connect", pb.ConnectResponse)
+_PAUSE = Method(_SERVICE + "Pause", pb.PauseResponse)
 
 _STATES = {
     pb.SANDBOX_STATE_RUNNING: SandboxState.RUNNING,
@@ -70,8 +85,29 @@ def create(wanted: Wanted, timeout: float | None) -> Steps[str]:
 
 def connect(sandbox_id: str, life: float, timeout: float | None) -> Steps[None]:
     """Wake the sandbox if it is paused, and let it live for at least ``life`` seconds from now."""
-    request = pb.ConnectRequest(id=sandbox_id, timeout=_duration(life))
-    yield Ask(method=_CONNECT, request=request, metadata=(), timeout=request_limit(timeout))
+    yield from resume(sandbox_id, life, memory=True, timeout=timeout)
+
+
+def pause(sandbox_id: str, *, memory: bool, timeout: float | None) -> Steps[bool]:
+    """Whether it ran; False when it was paused already."""
+    request = pb.PauseRequest(id=sandbox_id, memory=memory)
+    limit = _PAUSE_LIMIT if timeout is None else request_limit(timeout)
+    try:
+        yield Ask(method=_PAUSE, request=request, metadata=(), timeout=limit)
+    except FailedPrecondition:
+        if (yield from is_paused(sandbox_id, limit)):
+            return False
+        raise
+    return True
+
+
+def resume(sandbox_id: str, life: float, *, memory: bool, timeout: float | None) -> Steps[bool]:
+    """Whether it was paused; a running one only lives for at least ``life`` seconds from now."""
+    request = pb.ConnectRequest(id=sandbox_id, timeout=_duration(life), memory=memory)
+    limit = _PAUSE_LIMIT if timeout is None else request_limit(timeout)
+    reply = yield Ask(method=_CONNECT, request=request, metadata=(), timeout=limit)
+    resumed: bool = reply.resumed
+    return resumed
 
 
 def get_info(sandbox_id: str, timeout: float | None) -> Steps[SandboxInfo]:
@@ -79,7 +115,7 @@ def get_info(sandbox_id: str, timeout: float | None) -> Steps[SandboxInfo]:
     return _info(reply.sandbox)
 
 
-def is_paused(sandbox_id: str, timeout: float) -> Steps[bool]:
+def is_paused(sandbox_id: str, timeout: float | None) -> Steps[bool]:
     """Asked of the core, which wakes nothing for it."""
     return (yield from get_info(sandbox_id, timeout)).state is SandboxState.PAUSED
 

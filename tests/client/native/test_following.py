@@ -260,6 +260,29 @@ def test_a_gateway_that_is_gone_for_long_is_an_error(monkeypatch, clock):
     assert max(network.slept) <= 1
 
 
+def test_a_stream_that_a_pause_ended_is_taken_up_after_the_resume():
+    """X12: who calls the agent of a paused sandbox hears that there is none; only the core knows better."""
+    broken = SandboxNotFound("there is no sandbox i1")
+    network = Network(
+        [start(), out(1, b"a"), broken],
+        [broken],
+        [start(2), out(2, b"b"), end()],
+        states=[PAUSED, RUNNING, PAUSED, RUNNING],
+    )
+    command = followed(network)
+    assert read_all(network, command) == b"ab"
+    assert command.reconnects == 1
+
+
+def test_a_core_that_hangs_while_it_is_asked_is_asked_again():
+    network = Network(
+        [start(), out(1, b"a"), Cut("cut")],
+        [start(2), out(2, b"b"), end()],
+        states=[DeadlineExceeded("no answer"), DeadlineExceeded("no answer"), RUNNING],
+    )
+    assert read_all(network, followed(network)) == b"ab"
+
+
 def test_attempts_that_fail_are_repeated():
     network = Network(
         [start(), out(1, b"a"), Cut("gone")],
