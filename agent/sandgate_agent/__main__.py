@@ -21,7 +21,9 @@ def main() -> int:
             raise BadSettings("the agent needs Python's UTF-8 mode (-X utf8) in this locale")
         # For everything that is made here and by programs: 0644 and 0755 (D22, D23).
         os.umask(0o022)
-        root_spawner, control = fork_root_spawner(settings.identity, withheld=settings.folder)
+        root_spawner, control = fork_root_spawner(
+            settings.identity, withheld=settings.folder, groups=settings.groups, processes=settings.processes
+        )
     except (BadSettings, OSError) as error:
         return _refuse(str(error))
 

@@ -1,19 +1,24 @@
 """What the sandbox uses of its machine (H3).
 
-Read from the sandbox's own control group where it sees one with limits, as in a container; else from the machine.
+Read from the control groups of the sandbox, of version 1 or 2: those that its backend names, else those that are mounted in it
+as in a container; else from the machine. Only what a mount shows is believed: the sandbox's root can make any file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["Meter", "Usage"]
 
-_GROUP = Path("/sys/fs/cgroup")
+_MOUNTED_AT = "/sys/fs/cgroup"
 _PROC = Path("/proc")
+#: What version 1 says where there is no limit, less a page or so.
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +38,20 @@ class Usage:
 class Meter:
     """CPU use is counted between two calls, the first from when the meter was made."""
 
-    def __init__(self) -> None:
-        # Only a group that is not the machine's root has limits; the root's numbers say nothing about a sandbox.
-        self._grouped = (_GROUP / "memory.max").exists()
+    def __init__(self, measured: Mapping[str, str] | None = None) -> None:
+        """``measured``: controller to the folder of the group that counts for the sandbox. None or empty: look for them."""
+        groups = {name: Path(path) for name, path in (measured or dict(_mounted())).items()}
+        self._memory_group = groups.get("memory")
+        self._cpu_group = groups.get("cpu")
+        # Version 1 counts apart from limiting.
+        self._count_group = groups.get("cpuacct", groups.get("cpu"))
+        if self._count_group is not None and not _counts(self._count_group):
+            self._count_group = None
         self._last = self._busy()
 
     def measure(self) -> Usage:
         """Blocks for a handful of small reads."""
-        count = len(os.sched_getaffinity(0))
+        count = self._cpus()
         total, used, cache = self._memory()
         disk = os.statvfs("/")
         return Usage(
@@ -54,6 +65,11 @@ class Meter:
             disk_total=disk.f_blocks * disk.f_frsize,
         )
 
+    def _cpus(self) -> int:
+        count = len(os.sched_getaffinity(0))
+        quota = None if self._cpu_group is None else _quota(self._cpu_group)
+        return count if quota is None else max(1, min(count, math.ceil(quota)))
+
     def _cpu(self, count: int) -> float:
         (before, start), (busy, now) = self._last, self._busy()
         self._last = busy, now
@@ -62,8 +78,8 @@ class Meter:
 
     def _busy(self) -> tuple[float, float]:
         """CPU seconds used so far, and the time."""
-        if self._grouped:
-            busy = _fields(_GROUP / "cpu.stat").get("usage_usec", 0) / 1e6
+        if self._count_group is not None:
+            busy = _seconds(self._count_group)
         else:
             with open(_PROC / "stat", encoding="ascii") as file:
                 ticks = [int(number) for number in file.readline().split()[1:9]]
@@ -74,13 +90,53 @@ class Meter:
     def _memory(self) -> tuple[int, int, int]:
         machine = _fields(_PROC / "meminfo")
         total = machine["MemTotal"] * 1024
-        if self._grouped:
-            limit = (_GROUP / "memory.max").read_text().strip()
-            current = int((_GROUP / "memory.current").read_text())
-            cache = _fields(_GROUP / "memory.stat").get("file", 0)
-            return (min(total, int(limit)) if limit != "max" else total), max(0, current - cache), cache
+        if self._memory_group is not None:
+            limit, current, cache = _memory(self._memory_group)
+            return min(total, limit), max(0, current - cache), cache
         cache = (machine.get("Cached", 0) + machine.get("Buffers", 0)) * 1024
         return total, total - machine.get("MemAvailable", machine["MemFree"]) * 1024, cache
+
+
+def _mounted() -> Iterator[tuple[str, str]]:
+    """Controller to folder, of the groups that a container sees as its own. The machine's root says nothing about it."""
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        place, _, rest = line.partition(" - ")
+        kind, mount = rest.split(" ", 1)[0], place.split(" ")[4]
+        if kind == "cgroup2" and mount == _MOUNTED_AT and os.path.exists(f"{mount}/memory.max"):
+            yield from (("memory", mount), ("cpu", mount))
+        elif kind == "cgroup" and not os.path.exists(f"{mount}/release_agent"):
+            for name, file in (("memory", "memory.stat"), ("cpu", "cpu.cfs_quota_us"), ("cpuacct", "cpuacct.usage")):
+                if os.path.exists(f"{mount}/{file}"):
+                    yield name, mount
+
+
+def _counts(group: Path) -> bool:
+    return any((group / name).exists() for name in ("cpuacct.usage", "cgroup.controllers"))
+
+
+def _seconds(group: Path) -> float:
+    if (group / "cpuacct.usage").exists():
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    return _fields(group / "cpu.stat").get("usage_usec", 0) / 1e6
+
+
+def _quota(group: Path) -> float | None:
+    """CPUs; None: as many as there are."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text().split()
+    else:
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    return None if quota in {"max", "-1"} else int(quota) / int(period)
+
+
+def _memory(group: Path) -> tuple[int, int, int]:
+    """Limit, all that is used, and what of it is cache."""
+    stat = _fields(group / "memory.stat")
+    if (group / "memory.max").exists():
+        limit = (group / "memory.max").read_text().strip()
+        return _NO_LIMIT if limit == "max" else int(limit), int((group / "memory.current").read_text()), stat["file"]
+    limit, current = ((group / f"memory.{name}_in_bytes").read_text() for name in ("limit", "usage"))
+    return int(limit), int(current), stat.get("total_cache", stat.get("cache", 0))
 
 
 def _fields(path: Path) -> dict[str, int]:

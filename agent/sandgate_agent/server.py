@@ -23,6 +23,7 @@ from sandgate_agent.health import Health
 from sandgate_agent.journal import Journal
 from sandgate_agent.launcher import Launcher
 from sandgate_agent.listeners import Listeners
+from sandgate_agent.metrics import Meter
 from sandgate_agent.orphans import reap_as_first_process
 from sandgate_agent.processes import Processes
 from sandgate_agent.sandbox import Sandbox
@@ -76,7 +77,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     )
     watchers = Watchers()
     tunnels = Tunnels(Listeners(root_spawner) if settings.network == "shared" else None)
-    agent_service = AgentService(sandbox, tunnels, journal, launcher.warm)
+    agent_service = AgentService(sandbox, tunnels, journal, warm=launcher.warm, meter=Meter(settings.measured))
     services = (ProcessService(processes, sandbox), FilesystemService(sandbox, watchers), agent_service)
     health = Health(frozenset(service.name for service in services))
     server = grpc.aio.server(options=_OPTIONS)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-__all__ = ["BadSettings", "Identification", "Settings", "read_line"]
+__all__ = ["BadSettings", "Groups", "Identification", "Settings", "read_line"]
 
 _IDENTITIES = ("switch", "nested", "same")
 _NETWORKS = ("own", "shared")
@@ -15,6 +15,8 @@ _LONGEST_LINE = 1024 * 1024
 #: sockaddr_un takes 108 bytes with the closing NUL.
 _LONGEST_SOCKET_PATH = 107
 _LARGEST_PORT = 65535
+#: The descriptors before it are the starter's.
+_FIRST_OWN = 3
 
 
 class BadSettings(Exception):
@@ -27,6 +29,16 @@ class Identification:
 
     certificate: str
     key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Inherited descriptors: who writes ``0`` to one moves into a control group, whatever it may do otherwise (P7)."""
+
+    #: Of everything from which commands are started.
+    commands: tuple[int, ...] = ()
+    #: Of each terminal, on top.
+    terminals: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,12 @@ class Settings:
     folder: int | None = None
     #: What ``listen`` is served with; None: without TLS.
     tls: Identification | None = None
+    #: What the sandbox's user starts is put into.
+    groups: Groups = Groups()
+    #: How many processes and threads an account may have, kept by rlimit; None: no such limit.
+    processes: int | None = None
+    #: Controller to the folder of the control group that counts for the whole sandbox; empty: it is to be looked for.
+    measured: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, line: bytes) -> Settings:
@@ -69,6 +87,9 @@ class Settings:
             network=_text(given, "network") if given.get("network") is not None else cls.network,
             folder=_descriptor(given.get("folder")),
             tls=_identification(given.get("tls")),
+            groups=_groups(given.get("groups")),
+            processes=_count(given.get("processes")),
+            measured=_folders(given.get("measured")),
         )
         settings.check()
         return settings
@@ -130,10 +151,39 @@ def _flag(given: Mapping[str, object], name: str) -> bool:
 def _descriptor(given: object) -> int | None:
     if given is None:
         return None
-    # The first three are the starter's.
-    if not isinstance(given, int) or isinstance(given, bool) or given < 3:
+    if not isinstance(given, int) or isinstance(given, bool) or given < _FIRST_OWN:
         raise BadSettings("folder is not the number of a descriptor")
     return given
+
+
+def _groups(given: object) -> Groups:
+    if given is None:
+        return Groups()
+    if not isinstance(given, dict) or not given.keys() <= {"commands", "terminals"}:
+        raise BadSettings("groups is not an object of commands and terminals")
+    return Groups(commands=_descriptors(given.get("commands", [])), terminals=_descriptors(given.get("terminals", [])))
+
+
+def _descriptors(given: object) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(number) is int and number >= _FIRST_OWN for number in given):
+        raise BadSettings("groups are not lists of descriptors")
+    return tuple(given)
+
+
+def _count(given: object) -> int | None:
+    if given is not None and (type(given) is not int or given < 1):
+        raise BadSettings("processes is not a number from 1")
+    return given if isinstance(given, int) else None
+
+
+def _folders(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(
+        isinstance(path, str) and path.startswith("/") for path in given.values()
+    ):
+        raise BadSettings("measured is not an object of absolute paths")
+    return dict(given)
 
 
 def _identification(given: object) -> Identification | None:

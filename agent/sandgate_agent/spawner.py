@@ -42,6 +42,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sandgate_agent import frames, marks
+from sandgate_agent.settings import Groups
 
 __all__ = ["fork_root_spawner"]
 
@@ -55,22 +56,28 @@ _IO_LEVEL = 4
 #: What a login has on Linux; a program may raise it.
 _DESCRIPTORS = 1024
 _STANDARD = (0, 1, 2)
+_NO_GROUPS = Groups()
 #: How long the root spawner hunts descendants that keep forking, once the agent is gone.
 _SWEEP_SECONDS = 1.5
 
 
-def fork_root_spawner(identity: str, *, withheld: int | None = None) -> tuple[int, socket.socket]:
+def fork_root_spawner(
+    identity: str, *, withheld: int | None = None, groups: Groups = _NO_GROUPS, processes: int | None = None
+) -> tuple[int, socket.socket]:
     """Fork the root spawner: its pid and the control socket. Call before any thread, asyncio or grpc exists.
 
-    ``withheld`` is a descriptor of the agent's that neither a spawner nor a program may have.
+    ``withheld`` is a descriptor of the agent's that neither a spawner nor a program may have. The descriptors of
+    ``groups`` are the spawners' alone. ``processes`` is how many an account may have.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         if withheld is not None:
             os.close(withheld)
-        _live(lambda: _RootSpawner(theirs, identity).run(), close=(ours,))
+        _live(lambda: _RootSpawner(theirs, identity, groups=groups, processes=processes).run(), close=(ours,))
     theirs.close()
+    for descriptor in (*groups.commands, *groups.terminals):
+        os.close(descriptor)
     return pid, ours
 
 
@@ -183,10 +190,17 @@ class _Spawner(abc.ABC):
 class _RootSpawner(_Spawner):
     """Forks account spawners, and inherits the children of those that die."""
 
-    def __init__(self, sock: socket.socket, identity: str) -> None:
+    def __init__(self, sock: socket.socket, identity: str, *, groups: Groups, processes: int | None) -> None:
         from sandgate_agent import kernel
 
         super().__init__(sock)
+        # First, and before grpc has been loaded elsewhere: to move takes the kernel some milliseconds.
+        _join(groups.commands)
+        for descriptor in groups.commands:
+            os.close(descriptor)
+        for descriptor in groups.terminals:
+            os.set_inheritable(descriptor, False)
+        self._terminals = groups.terminals
         self._identity = identity
         self._accounts: dict[int, int] = {}
         os.setsid()
@@ -194,6 +208,10 @@ class _RootSpawner(_Spawner):
         kernel.become_subreaper()
         kernel.set_name("sandgate-root")
         _set_priorities()
+        if processes is not None:
+            _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+            fewest = processes if most == resource.RLIM_INFINITY else min(processes, most)
+            resource.setrlimit(resource.RLIMIT_NPROC, (fewest, fewest))
 
     def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
         if message["op"] == "drop":
@@ -212,7 +230,9 @@ class _RootSpawner(_Spawner):
         if pid == 0:
             sock = socket.socket(fileno=os.dup(fd))
             os.close(fd)
-            _live(lambda: _account_spawner(sock, self._identity, message), close=(self._sock,))
+            _live(
+                lambda: _account_spawner(sock, self._identity, message, terminals=self._terminals), close=(self._sock,)
+            )
         self._accounts[message["id"]] = pid
 
     def _drop(self, account: int) -> None:
@@ -264,8 +284,19 @@ def _set_priorities() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
 
 
-def _account_spawner(sock: socket.socket, identity: str, account: Mapping[str, object]) -> None:
-    spawner = _AccountSpawner(sock)
+def _join(descriptors: Sequence[int]) -> None:
+    """Move this process into control groups. Where the kernel refuses, it stays in those of the whole sandbox (P7)."""
+    for descriptor in descriptors:
+        try:
+            os.write(descriptor, b"0")
+        except OSError as error:
+            _complain(f"sandgate spawner {os.getpid()}: cannot move into a control group: {error.strerror}\n")
+
+
+def _account_spawner(
+    sock: socket.socket, identity: str, account: Mapping[str, object], *, terminals: Sequence[int]
+) -> None:
+    spawner = _AccountSpawner(sock, terminals)
     try:
         _become(identity, account)
     except OSError as error:
@@ -320,6 +351,10 @@ def _write(path: str, text: str, *, may_fail: bool = False) -> None:
 class _AccountSpawner(_Spawner):
     """Starts programs as the account it has become."""
 
+    def __init__(self, sock: socket.socket, terminals: Sequence[int]) -> None:
+        super().__init__(sock)
+        self._terminals = terminals
+
     def refuse(self, text: str, error: OSError) -> None:
         self._tell({"refused": text, "errno": error.errno})
 
@@ -355,7 +390,9 @@ class _AccountSpawner(_Spawner):
             program = _find(argv[0], env.get("PATH", ""))
             with marks.marking(message["mark"]):
                 if message["terminal"] or message["subreaper"]:
-                    return _fork_and_exec(program, argv, env, functools.partial(_prepare, message, fds))
+                    return _fork_and_exec(
+                        program, argv, env, functools.partial(_prepare, message, fds, self._terminals)
+                    )
                 return os.posix_spawn(
                     program,
                     argv,
@@ -416,10 +453,11 @@ def _exec(program: str, argv: list[str], *, env: dict[str, str], prepare: Callab
         os._exit(127)
 
 
-def _prepare(message: frames.Message, fds: Sequence[int]) -> None:
+def _prepare(message: frames.Message, fds: Sequence[int], terminals: Sequence[int]) -> None:
     from sandgate_agent import kernel
 
     if message["terminal"]:
+        _join(terminals)
         os.setsid()
         fcntl.ioctl(fds[0], termios.TIOCSCTTY, 0)
     else:

@@ -40,12 +40,14 @@ class AgentService:
 
     name = "sandgate_api.agent.v1.Agent"
 
-    def __init__(self, sandbox: Sandbox, tunnels: Tunnels, journal: Journal, warm: Callable[[Account], None]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, tunnels: Tunnels, journal: Journal, *, warm: Callable[[Account], None], meter: Meter
+    ) -> None:
         self._sandbox = sandbox
         self._tunnels = tunnels
         self._journal = journal
         self._warm = warm
-        self._meter = Meter()
+        self._meter = meter
 
     def methods(self) -> Mapping[str, Method]:
         return {

@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import secrets
-import shutil
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -45,6 +42,7 @@ from sandgate_plugin_api import (
     Template,
 )
 from sandgate_plugin_process import bundle
+from sandgate_plugin_process.allowance import Allowance
 from sandgate_plugin_process.boxes import Box, Record, Shelf
 from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.children import Children
@@ -55,7 +53,7 @@ from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
 from sandgate_plugin_process.snapshots import Snapshots
 from sandgate_plugin_process.standstill import Standstill, group_for, record_of
-from sandgate_plugin_process.starting import Started, StartFailed, agent_ready, give_up, tail
+from sandgate_plugin_process.starting import Joining, Started, StartFailed, agent_ready, give_up, tail
 from sandgate_plugin_process.warm import WarmPool
 
 __all__ = ["ProcessBackend"]
@@ -106,7 +104,8 @@ class ProcessBackend(Backend):
             await asyncio.to_thread(self._prepare)
         except OSError as error:
             raise FailedPrecondition(f"backend 'process' cannot get ready: {error}") from error
-        self._template = Template(id="base", resources=_visible_resources(self._context.state_dir))
+        if self._allowance.limits_resources:
+            self.capabilities |= {Capability.LIMITS}
         self._warm = WarmPool(self._settings.warm, make=self._make_warm, discard=self._erase)
         self._warm.open()
 
@@ -115,8 +114,11 @@ class ProcessBackend(Backend):
         self._snapshots.open()
         self._bundle = bundle.make(self._context.state_dir)
         self._isolation.check(self._bundle, (self._context.state_dir, self._context.runtime_dir))
+        self._allowance = Allowance.find(self._settings, self._isolation, self._context.state_dir)
+        self._template = Template(id="base", resources=self._allowance.resources)
         self._clear_warm()
         records = [record for box in self._shelf.all() if (record := box.read()) is not None]
+        self._allowance.ground.sweep(record.mark for record in records)
         self._bases = {record.base for record in records if record.base is not None}
         bundle.forget(self._context.state_dir, {self._bundle.name, *(record.bundle for record in records)})
 
@@ -148,16 +150,22 @@ class ProcessBackend(Backend):
         if not request.allow_internet_access and not self._isolation.can_cut_network:
             raise FailedPrecondition("without isolation a sandbox cannot be kept from the internet")
         box, internet = self._shelf.box(str(handle["box"])), request.allow_internet_access
+        resources = self._allowance.admitted(request.template.resources, kept=request.snapshot is not None)
         try:
             if request.snapshot is not None:
                 self._check_snapshots()
                 async with self._snapshots.reading(request.snapshot):
                     return await self._make(
-                        box, sandbox_id=request.sandbox_id, internet=internet, snapshot=request.snapshot
+                        box,
+                        sandbox_id=request.sandbox_id,
+                        internet=internet,
+                        resources=resources,
+                        snapshot=request.snapshot,
                     )
-            if internet and (placement := await self._claim(request.sandbox_id)) is not None:
+            usual = internet and resources == self._template.resources
+            if usual and (placement := await self._claim(request.sandbox_id)) is not None:
                 return placement
-            return await self._make(box, sandbox_id=request.sandbox_id, internet=internet)
+            return await self._make(box, sandbox_id=request.sandbox_id, internet=internet, resources=resources)
         except (OSError, StartFailed) as error:
             raise _told(error) from error
 
@@ -180,7 +188,7 @@ class ProcessBackend(Backend):
         box = self._shelf.box(_WARM_PREFIX + secrets.token_hex(10))
         self._spare.add(box.name)
         try:
-            await self._make(box, sandbox_id="", internet=True)
+            await self._make(box, sandbox_id="", internet=True, resources=self._template.resources)
         except BaseException:
             self._spare.discard(box.name)
             raise
@@ -282,7 +290,7 @@ class ProcessBackend(Backend):
             return box.placement(record)
 
     async def _start_anew(self, box: Box, record: Record) -> Placement:
-        fresh = replace(record.ended(), bundle=self._bundle.name)
+        fresh = replace(record.ended(), bundle=self._bundle.name, groups=self._allowance.ground.boxes(record.mark))
 
         def start() -> Started:
             # What a resume left that a crash cut off.
@@ -313,7 +321,13 @@ class ProcessBackend(Backend):
         return self._locks.setdefault(box.name, asyncio.Lock())
 
     async def _make(
-        self, box: Box, *, sandbox_id: str, internet: bool, snapshot: Mapping[str, object] | None = None
+        self,
+        box: Box,
+        *,
+        sandbox_id: str,
+        internet: bool,
+        resources: Resources,
+        snapshot: Mapping[str, object] | None = None,
     ) -> Placement:
         """A box with an agent that accepts calls, or nothing at all."""
         stop = threading.Event()
@@ -324,7 +338,10 @@ class ProcessBackend(Backend):
                 bundle=self._bundle.name,
                 base=self._take_base(),
                 internet=internet,
+                cpu_count=resources.cpu_count,
+                memory_mb=resources.memory_mb,
             )
+            record = replace(record, groups=self._allowance.ground.boxes(record.mark))
             try:
                 start = partial(self._make_and_start, box, record, snapshot, stop)
                 return await self._bring_up(box, record, start, give_up=stop)
@@ -371,14 +388,25 @@ class ProcessBackend(Backend):
         return self._start(box, record)
 
     def _start(self, box: Box, record: Record) -> Started:
-        isolation = self._isolations[record.isolation]
-        group = group_for(record) if isolation.starts_in_group else None
-        if group is not None:
-            record = replace(record, group=str(group.path))
+        isolation, groups = self._isolations[record.isolation], self._allowance.groups(record)
+        freezer = group_for(record) if groups.freezer is None and isolation.starts_in_group else None
+        place = freezer.path if freezer is not None else groups.freezer
+        if place is not None:
+            record = replace(record, group=str(place))
             box.write(record)
-        started = isolation.start(box, record, self._bundle)
+        started = isolation.start(
+            box,
+            record,
+            bundle=self._bundle,
+            joining=Joining(
+                needed=groups.first, optional=freezer, commands=groups.commands, terminals=groups.terminals
+            ),
+            processes=self._allowance.processes_by_rlimit,
+        )
+        # Of version 2 the group that limits a box is also what freezes it, and without it nothing has started.
+        grouped = started.grouped or groups.freezer is not None
         try:
-            box.write(record.started(main=started.main, init=started.init, grouped=started.grouped))
+            box.write(record.started(main=started.main, init=started.init, grouped=grouped))
         except BaseException:
             give_up(started.popen)
             raise
@@ -455,13 +483,3 @@ def _told(error: OSError | StartFailed) -> SandgateError:
     if code in _NO_ROOM:
         return ResourceExhausted(f"the machine has no {_NO_ROOM[code]} left for another sandbox")
     return Internal("the sandbox could not be started")
-
-
-def _visible_resources(folder: Path) -> Resources:
-    """What a sandbox can see of the machine: this version limits nothing."""
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return Resources(
-        cpu_count=len(os.sched_getaffinity(0)),
-        memory_mb=pages * page // 2**20,
-        disk_size_mb=shutil.disk_usage(folder).total // 2**20,
-    )

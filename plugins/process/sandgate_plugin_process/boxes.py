@@ -25,7 +25,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,13 +67,28 @@ class Record:
     paused: Literal["", "memory", "files", "copy"] = ""
     #: The control group that can freeze it; None: there is none.
     group: str | None = None
+    #: Controller to its group in the hierarchy that limits or counts it; written before these are made.
+    groups: Mapping[str, str] = field(default_factory=dict)
+    #: What it may use, as its request said: CPUs and MiB. 0: of an earlier version, which limited nothing.
+    cpu_count: int = 0
+    memory_mb: int = 0
     #: Whether everything that runs in the box is in the group: then nothing can ever be outside of it.
     grouped: bool = False
     #: Processes that its own code had stopped before a pause by signals.
     stopped: frozenset[ProcessId] = frozenset()
 
     @classmethod
-    def fresh(cls, *, sandbox_id: str, isolation: str, bundle: str, base: int | None, internet: bool) -> Record:
+    def fresh(
+        cls,
+        *,
+        sandbox_id: str,
+        isolation: str,
+        bundle: str,
+        base: int | None,
+        internet: bool,
+        cpu_count: int = 0,
+        memory_mb: int = 0,
+    ) -> Record:
         return cls(
             sandbox_id=sandbox_id,
             isolation=isolation,
@@ -83,6 +98,8 @@ class Record:
             bundle=bundle,
             base=base,
             internet=internet,
+            cpu_count=cpu_count,
+            memory_mb=memory_mb,
         )
 
     def is_alive(self) -> bool:
@@ -104,6 +121,7 @@ class Record:
             init=None,
             paused="files",
             group=None,
+            groups={},
             grouped=False,
             stopped=frozenset(),
             boot_id=boot_id(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import uuid
@@ -26,11 +27,11 @@ from pathlib import Path
 from sandgate_errors import FailedPrecondition, ResourceExhausted
 from sandgate_plugin_process import rootfs
 from sandgate_plugin_process.boxes import Box, Record
-from sandgate_plugin_process.freezing import Group
+from sandgate_plugin_process.grounds import shown
 from sandgate_plugin_process.isolation import interpreter
 from sandgate_plugin_process.pids import ProcessId, end, end_all, marked_by, names_itself, tree
 from sandgate_plugin_process.removal import remove_tree
-from sandgate_plugin_process.starting import Descriptor, Program, Started, start
+from sandgate_plugin_process.starting import Descriptor, Joining, Program, Started, start
 
 __all__ = ["Bubblewrap"]
 
@@ -164,12 +165,12 @@ class Bubblewrap:
 
     def furnish(self, box: Box, record: Record) -> None:
         owners = rootfs.Owners(record.base)
-        rootfs.build(box.rootfs, owners, internet=record.internet, shared=_shared())
+        rootfs.build(box.rootfs, owners, internet=record.internet, shared=_mount_points(record))
         self._boot(box, owners)
 
     def mend(self, box: Box, record: Record) -> None:
         owners = rootfs.Owners(record.base)
-        rootfs.mend(box.rootfs, owners, shared=_shared())
+        rootfs.mend(box.rootfs, owners, shared=_mount_points(record))
         self._boot(box, owners)
 
     def connect(self, box: Box, record: Record) -> None:
@@ -187,9 +188,16 @@ class Bubblewrap:
         # Whoever loses its parent becomes a child of the namespace's first process.
         return tree([record.init]) if record.init is not None else []
 
-    def start(self, box: Box, record: Record, bundle: Path) -> Started:
+    def processes_by_rlimit(self) -> str:
+        if self._as_root:
+            return "those of each account of a sandbox"
+        # From that version on the kernel counts each user namespace for itself; before, all of the gateway's user.
+        return "those of each sandbox" if _kernel() >= (5, 14) else ""
+
+    def start(self, box: Box, record: Record, *, bundle: Path, joining: Joining, processes: int | None) -> Started:
         how: Sequence[str | Descriptor]
-        how = ["--args", Descriptor.OPTIONS, "--info-fd", Descriptor.INFO, *_python(), *self._entrance(record)]
+        entrance: Sequence[str | Descriptor] = ["--groups", Descriptor.GROUPS, *self._entrance(record)]
+        how = ["--args", Descriptor.OPTIONS, "--info-fd", Descriptor.INFO, *_python(), *entrance]
         return start(
             Program(
                 executable=self._program,
@@ -204,9 +212,11 @@ class Bubblewrap:
                 "system_files": True,
                 "sudo": _SUDO,
                 "network": "shared" if record.internet else "own",
+                "measured": {name: target for name, (_, target) in shown(record.groups).items()},
+                "processes": processes,
             },
             log=box.log,
-            group=None if record.group is None else Group(Path(record.group)),
+            joining=joining,
         )
 
     def agent_is_up(self, box: Box) -> None:
@@ -225,7 +235,7 @@ class Bubblewrap:
         return [] if record.base is None else ["own-ids", str(record.base)]
 
     def _options(self, box: Box, record: Record, bundle: Path) -> list[str]:
-        return [*self._namespaces(record), *self._mounts(box, bundle), *_environment()]
+        return [*self._namespaces(record), *self._mounts(box, record, bundle), *_environment()]
 
     def _namespaces(self, record: Record) -> Iterator[str]:
         yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
@@ -238,8 +248,10 @@ class Bubblewrap:
         for capability in _ROOT_CAPABILITIES if self._as_root else _USER_CAPABILITIES:
             yield from ("--cap-add", capability)
 
-    def _mounts(self, box: Box, bundle: Path) -> Iterator[str]:
+    def _mounts(self, box: Box, record: Record, bundle: Path) -> Iterator[str]:
         yield from ("--bind", str(box.rootfs), "/")
+        for source, target in sorted(set(shown(record.groups).values())):
+            yield from ("--ro-bind", source, target)
         for source, target in _shared():
             # What is taken from the host's /etc is there if the host has it; it may lose it any time.
             yield from ("--ro-bind-try" if target.startswith("/etc/") else "--ro-bind", source, target)
@@ -270,6 +282,16 @@ def _shared() -> Sequence[tuple[str, str]]:
         (str(program), f"{_PYTHON}/bin/{program.name}"),
         (str(home / "lib"), f"{_PYTHON}/lib"),
     )
+
+
+def _mount_points(record: Record) -> Sequence[tuple[str, str]]:
+    """The same with the box's own groups, which need not exist yet: folders, as that of the gateway is."""
+    groups = {(str(Path(source).parent), target) for source, target in shown(record.groups).values()}
+    return (*_shared(), *sorted(groups))
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def _foreign_python() -> Path | None:

@@ -1,4 +1,4 @@
-"""What ``sandgate doctor`` says about this backend: whether sandboxes can be made here, and how they are paused."""
+"""What ``sandgate doctor`` says about this backend: whether sandboxes can be made here, how they are paused and limited."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 from sandgate_errors import FailedPrecondition
 from sandgate_plugin_process import bundle
+from sandgate_plugin_process.allowance import Allowance
 from sandgate_plugin_process.bubblewrap import Bubblewrap
 from sandgate_plugin_process.freezing import possible_groups
+from sandgate_plugin_process.isolation import Isolation
+from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
 
 __all__ = ["diagnose"]
@@ -23,12 +26,15 @@ def diagnose(settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
     except FailedPrecondition as error:
         return (("settings", False, error.message),)
     if chosen.isolation == "none":
-        return (("isolation", True, "none: code in a sandbox can do whatever the gateway's user can"),)
+        text = "none: code in a sandbox can do whatever the gateway's user can"
+        return (("isolation", True, text), _limits(chosen, Plain(), Path("/")))
     with tempfile.TemporaryDirectory(prefix="sandgate-doctor-") as folder:
-        return _diagnose_bubblewrap(Bubblewrap(chosen.bwrap), Path(folder))
+        return _diagnose_bubblewrap(chosen, Bubblewrap(chosen.bwrap), Path(folder))
 
 
-def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[str, bool, str]]:
+def _diagnose_bubblewrap(
+    chosen: ProcessSettings, isolation: Bubblewrap, folder: Path
+) -> Sequence[tuple[str, bool, str]]:
     def try_one() -> str:
         isolation.check(bundle.make(folder), ())
         return isolation.describe()
@@ -40,7 +46,14 @@ def _diagnose_bubblewrap(isolation: Bubblewrap, folder: Path) -> Sequence[tuple[
         except FailedPrecondition as error:
             # What follows would fail for the same reason.
             return (*rows, (what, False, error.message))
-    return (*rows, ("pause", True, _how_to_pause()))
+    return (*rows, ("pause", True, _how_to_pause()), _limits(chosen, isolation, folder))
+
+
+def _limits(chosen: ProcessSettings, isolation: Isolation, folder: Path) -> tuple[str, bool, str]:
+    try:
+        return ("limits", True, Allowance.find(chosen, isolation, folder).describe())
+    except FailedPrecondition as error:
+        return ("limits", False, error.message)
 
 
 def _how_to_pause() -> str:

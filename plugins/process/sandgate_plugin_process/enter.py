@@ -15,6 +15,9 @@ The backend starts ``python <bundle> [how]``; this file is the bundle's ``__main
 
 ``probe`` in front of it does all that, loads gRPC and ends before the agent would start.
 
+Before any of these may stand options with descriptors, separated by commas, of files that move whoever writes to them into
+a control group: ``--join`` has this process move before it forks, ``--groups`` are the agent's.
+
 Runs before anything of the sandbox's user, with nothing but the standard library, and forks only before gRPC is loaded.
 """
 
@@ -35,9 +38,10 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 
 
 def main() -> None:
-    # The pipe on which bubblewrap reported, and whatever else it may have left open.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     how = sys.argv[1:]
+    _join(_descriptors(how, "--join"))
+    # But for those: the pipe on which bubblewrap reported, and whatever else it may have left open.
+    _close_all_but(_descriptors(how, "--groups"))
     probe = how[:1] == ["probe"]
     if probe:
         del how[0]
@@ -60,6 +64,30 @@ def main() -> None:
     from sandgate_agent.__main__ import main as run_agent
 
     sys.exit(run_agent())
+
+
+def _descriptors(how: list[str], option: str) -> list[int]:
+    """Take an option out of the arguments."""
+    if how[:1] != [option]:
+        return []
+    numbers = [int(number) for number in how[1].split(",") if number]
+    del how[:2]
+    return numbers
+
+
+def _join(descriptors: list[int]) -> None:
+    """Move this process into control groups. Fails with an OSError, which ends it: it must not run outside of them."""
+    for descriptor in descriptors:
+        os.write(descriptor, b"0")
+
+
+def _close_all_but(descriptors: list[int]) -> None:
+    first = 3
+    for descriptor in sorted(descriptors):
+        os.set_inheritable(descriptor, False)
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _take_ids(base: int) -> None:

@@ -11,6 +11,7 @@ escape that for as long as it wants; its sandbox then cannot be paused, and that
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -20,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sandgate_errors import Unavailable
+from sandgate_plugin_process.hierarchies import hierarchies
 from sandgate_plugin_process.pids import ProcessId, is_stopped
 
-__all__ = ["Group", "go_on", "possible_groups", "stop_all", "stopped_by_themselves"]
+__all__ = ["Group", "go_on", "possible_groups", "remove_group", "stop_all", "stopped_by_themselves"]
 
 _log = logging.getLogger(__name__)
 
@@ -91,18 +93,7 @@ class Group:
 
     def remove(self) -> None:
         """Its processes have ended; the kernel may need a moment more to see that."""
-        deadline = time.monotonic() + _EMPTY_LIMIT_SECONDS
-        while True:
-            try:
-                self.path.rmdir()
-                return
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    _log.warning("the control group %s cannot be removed: %s", self.path, error)
-                    return
-                time.sleep(_POLL_SECONDS)
+        remove_group(self.path)
 
     @property
     def _flag(self) -> Path:
@@ -117,37 +108,39 @@ class Group:
         return self._flag.exists()
 
 
+def remove_group(path: Path) -> None:
+    """Remove a group and all below it, once its processes have ended; a missing one is fine. Bounded; says what is left."""
+    deadline = time.monotonic() + _EMPTY_LIMIT_SECONDS
+    while True:
+        try:
+            for folder in reversed(_with_all_below(path)):
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                _log.warning("the control group %s cannot be removed: %s", path, error)
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _with_all_below(group: Path) -> list[Path]:
+    """Parents first."""
+    # The number of links says how many there are; most groups have none, and listing their files takes longer.
+    if group.stat().st_nlink <= 2:
+        return [group]
+    with os.scandir(group) as entries:
+        children = [group / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [group, *(below for child in children for below in _with_all_below(child))]
+
+
 def possible_groups(name: str) -> Iterator[Group]:
     """Where a group of this name could be made, best first: below the gateway's own, so that its limits still hold."""
-    own = _own_groups()
-    for kind, mount in sorted(_hierarchies(), reverse=True):
-        path = own.get(kind)
-        # Outside of what this process may see of the hierarchy, the path climbs.
-        if path is not None and ".." not in path.parts:
-            yield Group(mount / path.relative_to("/") / name)
-
-
-def _hierarchies() -> Iterator[tuple[str, Path]]:
-    """(kind, mount point) of the hierarchies that can freeze; ``v2`` sorts last."""
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
-        place, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        mount = Path(place.split(" ")[4])
-        if kind == "cgroup2":
-            yield "v2", mount
-        elif kind == "cgroup" and "freezer" in options.split(","):
-            yield "v1", mount
-
-
-def _own_groups() -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for line in Path("/proc/self/cgroup").read_text("utf-8", "surrogateescape").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            found["v2"] = Path(path)
-        elif "freezer" in controllers.split(","):
-            found["v1"] = Path(path)
-    return found
+    able = [found for found in hierarchies() if found.version == 2 or "freezer" in found.controllers]
+    for found in sorted(able, key=lambda able: -able.version):
+        yield Group(found.place / name)
 
 
 def stop_all(members: Members, group: Group | None, *, but: frozenset[ProcessId] = frozenset()) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.pids import ProcessId
-from sandgate_plugin_process.starting import Started
+from sandgate_plugin_process.starting import Joining, Started
 
 __all__ = ["Isolation", "interpreter"]
 
@@ -51,8 +51,11 @@ class Isolation(Protocol):
     def members(self, record: Record) -> list[ProcessId]:
         """Every process of the box that can be found now, parents before children."""
 
-    def start(self, box: Box, record: Record, bundle: Path) -> Started:
-        """Start its agent. Raises StartFailed."""
+    def processes_by_rlimit(self) -> str:
+        """How far an rlimit keeps a box's processes in number, for the operator; empty: not at all."""
+
+    def start(self, box: Box, record: Record, *, bundle: Path, joining: Joining, processes: int | None) -> Started:
+        """Start its agent, at most ``processes`` of commands by rlimit. Raises StartFailed, OSError."""
 
     def agent_is_up(self, box: Box) -> None:
         """Called when the agent accepts calls, before anybody is told where it is."""

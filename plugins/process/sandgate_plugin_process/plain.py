@@ -17,7 +17,7 @@ from sandgate_errors import FailedPrecondition
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.isolation import interpreter
 from sandgate_plugin_process.pids import ProcessId, descendants, end_all, marked_by, tree, was_given
-from sandgate_plugin_process.starting import Program, Started, start
+from sandgate_plugin_process.starting import Descriptor, Joining, Program, Started, start
 
 __all__ = ["Plain"]
 
@@ -75,12 +75,16 @@ class Plain:
     def members(self, record: Record) -> list[ProcessId]:
         return tree(({record.main} if record.main is not None else set()) | marked_by(was_given(_given(record))))
 
-    def start(self, box: Box, record: Record, bundle: Path) -> Started:
+    def processes_by_rlimit(self) -> str:
+        """It would count all processes of the gateway's user together."""
+        return ""
+
+    def start(self, box: Box, record: Record, *, bundle: Path, joining: Joining, processes: int | None) -> Started:
         python = _python(bundle)
         return start(
             Program(
                 executable=python[0],
-                argv=[*python, "keep"],
+                argv=[*python, "--join", Descriptor.JOINED, "--groups", Descriptor.GROUPS, "keep"],
                 env={"PATH": os.environ.get("PATH", _PATH), "LANG": "C.UTF-8", _MARK: record.mark},
             ),
             first_line={
@@ -89,8 +93,11 @@ class Plain:
                 "identity": "same",
                 "accounts": {name: {"home": str(home)} for name, home in _homes(box).items()},
                 "system_files": False,
+                "measured": record.groups,
+                "processes": processes,
             },
             log=box.log,
+            joining=joining,
         )
 
     def agent_is_up(self, box: Box) -> None:

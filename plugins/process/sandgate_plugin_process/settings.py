@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sandgate_errors import FailedPrecondition
 
@@ -24,6 +24,21 @@ class ProcessSettings(BaseModel):
     #: Sandboxes made ahead, so that a create need not wait for one. Each costs the memory of an idle sandbox.
     warm: int = Field(default=2, ge=0, le=64)
 
+    #: ``auto``: what is possible here. ``on``: processes, memory and CPU, or no start. ``off``: nothing.
+    limits: Literal["auto", "on", "off"] = "auto"
+    #: CPUs of each sandbox; None: all that the gateway has.
+    cpu_count: int | None = Field(default=None, ge=1, le=4096)
+    #: MiB of each sandbox; None: all that the gateway has. An idle agent takes some thirty.
+    memory_mb: int | None = Field(default=None, ge=64, le=2**30)
+    #: Processes and threads that a sandbox's commands may have at a time.
+    pids: int = Field(default=4096, ge=16, le=4_000_000)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.limits == "off" and (given := self.model_fields_set & {"cpu_count", "memory_mb", "pids"}):
+            raise ValueError(f"'{min(given)}' is a limit, and limits are off")
+        return self
+
     @classmethod
     def read(cls, table: Mapping[str, object]) -> ProcessSettings:
         """The settings of a table. Raises FailedPrecondition with one line that names every wrong key."""
@@ -31,6 +46,6 @@ class ProcessSettings(BaseModel):
             return cls.model_validate(dict(table))
         except ValidationError as error:
             faults = "; ".join(
-                f"'{'.'.join(map(str, fault['loc']))}': {fault['msg'].lower()}" for fault in error.errors()
+                f"'{'.'.join(map(str, fault['loc'])) or 'limits'}': {fault['msg'].lower()}" for fault in error.errors()
             )
             raise FailedPrecondition(f"settings of backend 'process': {faults}") from None

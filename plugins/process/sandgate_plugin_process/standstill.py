@@ -14,6 +14,7 @@ from typing import Literal
 from sandgate_errors import NotFound, Unavailable
 from sandgate_plugin_process.boxes import Box, Record
 from sandgate_plugin_process.freezing import Group, go_on, possible_groups, stop_all, stopped_by_themselves
+from sandgate_plugin_process.grounds import remove_groups
 from sandgate_plugin_process.isolation import Isolation
 from sandgate_plugin_process.pids import ProcessId, boot_id
 
@@ -75,6 +76,7 @@ class Standstill:
         self._isolations[record.isolation].end(record)
         for group in groups:
             group.remove()
+        remove_groups(record.groups)
 
 
 def record_of(box: Box) -> Record:

@@ -27,6 +27,7 @@ from sandgate_plugin_process.pids import ProcessId
 __all__ = [
     "START_LIMIT_SECONDS",
     "Descriptor",
+    "Joining",
     "Program",
     "StartFailed",
     "Started",
@@ -55,6 +56,10 @@ class Descriptor(enum.Enum):
     OPTIONS = enum.auto()
     #: Takes the report on the first process of the program's pid namespace.
     INFO = enum.auto()
+    #: Stands for several, with commas between: groups that the program joins by itself.
+    JOINED = enum.auto()
+    #: Likewise: groups that what it starts is to join later.
+    GROUPS = enum.auto()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,39 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     #: NUL-separated; for programs that take ``Descriptor.OPTIONS``.
     options: bytes = b""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The control groups of a box that is started."""
+
+    #: Of the first process, which does not start without them.
+    needed: tuple[Path, ...] = ()
+    #: One for pauses alone, which otherwise go another way. Not for programs that join by themselves.
+    optional: Group | None = None
+    commands: tuple[Path, ...] = ()
+    terminals: tuple[Path, ...] = ()
+
+    def opened(self, stack: contextlib.ExitStack) -> Mapping[Descriptor, Sequence[int]]:
+        """Descriptors through which a process puts itself into the groups, whatever rights it has by then.
+
+        The kernel looks at the rights of whoever opened the file (cgroups(7)).
+        """
+        return {
+            Descriptor.JOINED: [_opened(group, stack) for group in self.needed],
+            Descriptor.GROUPS: [_opened(group, stack) for group in (*self.commands, *self.terminals)],
+        }
+
+    def told(self, descriptors: Sequence[int]) -> Mapping[str, object]:
+        """What the agent's settings say of ``Descriptor.GROUPS``."""
+        split = len(self.commands)
+        return {"commands": list(descriptors[:split]), "terminals": list(descriptors[split:])}
+
+
+def _opened(group: Path, stack: contextlib.ExitStack) -> int:
+    descriptor = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    return descriptor
 
 
 @dataclass(frozen=True)
@@ -85,14 +123,15 @@ class Started:
         return self.popen.stdout
 
 
-def start(program: Program, *, first_line: Mapping[str, object], log: Path, group: Group | None = None) -> Started:
+def start(program: Program, *, first_line: Mapping[str, object], log: Path, joining: Joining) -> Started:
     """Start a program and give it its settings; blocks until it has reported its init, if it does.
 
-    A program that takes ``Descriptor.OPTIONS`` starts nothing before it has them, so it is moved into ``group`` first.
-    Raises StartFailed; the caller then looks for what may run all the same.
+    A program that takes ``Descriptor.OPTIONS`` starts nothing before it has them, so it is moved into its groups first.
+    Raises StartFailed, OSError; the caller then looks for what may run all the same.
     """
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(log.open("ab"))
+        lists = {name: numbers for name, numbers in joining.opened(stack).items() if numbers and name in program.argv}
         inherited: dict[Descriptor, int] = {}
         info = options = None
         if Descriptor.OPTIONS in program.argv:
@@ -101,7 +140,7 @@ def start(program: Program, *, first_line: Mapping[str, object], log: Path, grou
             info, inherited[Descriptor.INFO] = os.pipe()
             stack.callback(os.close, info)
         try:
-            popen = _popen(program, inherited, output)
+            popen = _popen(program, {**{name: [number] for name, number in inherited.items()}, **lists}, output)
         except BaseException:
             if options is not None:
                 os.close(options)
@@ -111,8 +150,9 @@ def start(program: Program, *, first_line: Mapping[str, object], log: Path, grou
                 # Held open here, the report would never end, nor would a program that has gone be noticed.
                 os.close(descriptor)
         try:
-            grouped = options is not None and _give_options(popen, options, program.options, group)
-            return replace(_introduce(popen, first_line, info), grouped=grouped)
+            grouped = options is not None and _give_options(popen, options, program.options, joining)
+            groups = {"groups": joining.told(lists[Descriptor.GROUPS])} if Descriptor.GROUPS in lists else {}
+            return replace(_introduce(popen, {**first_line, **groups}, info), grouped=grouped)
         except BaseException as error:
             give_up(popen)
             if isinstance(error, StartFailed):
@@ -120,15 +160,20 @@ def start(program: Program, *, first_line: Mapping[str, object], log: Path, grou
             raise
 
 
-def _popen(program: Program, inherited: Mapping[Descriptor, int], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(
+    program: Program, inherited: Mapping[Descriptor, Sequence[int]], errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [str(inherited[word]) if isinstance(word, Descriptor) else word for word in program.argv],
+        [
+            ",".join(map(str, inherited.get(word, ()))) if isinstance(word, Descriptor) else word
+            for word in program.argv
+        ],
         executable=program.executable,
         env=dict(program.env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        pass_fds=tuple(inherited.values()),
+        pass_fds=tuple(number for numbers in inherited.values() for number in numbers),
         start_new_session=True,
         cwd="/",
     )
@@ -159,10 +204,14 @@ def give_up(popen: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _give_options(popen: subprocess.Popen[bytes], descriptor: int, options: bytes, group: Group | None) -> bool:
-    """Whether the program was in the group before it could start anything."""
+def _give_options(popen: subprocess.Popen[bytes], descriptor: int, options: bytes, joining: Joining) -> bool:
+    """Whether the program was in the group for pauses before it could start anything."""
     try:
-        grouped = group is not None and _joined(popen, group)
+        main = ProcessId.of(popen.pid)
+        for needed in joining.needed:
+            if main is not None:
+                Group(needed).add(main)
+        grouped = joining.optional is not None and _joined(main, joining.optional)
         rest = memoryview(options)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
@@ -173,8 +222,7 @@ def _give_options(popen: subprocess.Popen[bytes], descriptor: int, options: byte
     return grouped
 
 
-def _joined(popen: subprocess.Popen[bytes], group: Group) -> bool:
-    main = ProcessId.of(popen.pid)
+def _joined(main: ProcessId | None, group: Group) -> bool:
     try:
         if main is not None:
             group.add(main)

@@ -348,17 +348,19 @@ async def test_link_in_place_of_a_mounted_folder_is_not_followed(gateway, backen
 def test_every_mounted_place_is_mended(tmp_path):
     """A place that is mounted and not mended would be a way to have the host's root follow a link."""
     from sandgate_plugin_process.boxes import Box
-    from sandgate_plugin_process.bubblewrap import _shared
+    from sandgate_plugin_process.bubblewrap import _mount_points
 
     box = Box("i1", tmp_path / "folder", tmp_path / "run")
-    options = list(Bubblewrap("true")._mounts(box, tmp_path))
+    record = Record.fresh(sandbox_id="i1", isolation="bubblewrap", bundle="", base=None, internet=True)
+    record = replace(record, groups={"memory": str(tmp_path / "memory"), "cpu": str(tmp_path / "cpu")})
+    options = list(Bubblewrap("true")._mounts(box, record, tmp_path))
     places = set()
     for number, option in enumerate(options):
         if option in {"--proc", "--dev", "--tmpfs", "--dir"}:
             places.add(options[number + 1])
         elif option.startswith(("--bind", "--ro-bind")):
             places.add(options[number + 2])
-    mended = {*rootfs._MOUNTED, *(target for _, target in _shared())}
+    mended = {*rootfs._MOUNTED, *(target for _, target in _mount_points(record))}
     # Below `/proc` and `/dev` everything is the kernel's or bubblewrap's own, made in the same start.
     made = ("/proc/", "/dev/")
     assert {place for place in places - mended - {"/"} if not place.startswith(made)} == set()
