@@ -151,7 +151,11 @@ class _Session:
                 while (output := self._handle.read()) is not None:
                     _pass_on(output)
             except BrokenPipeError:
-                return self._output_is_closed()
+                self._end()
+                return _BROKEN_PIPE
+            except OSError as error:
+                self._end()
+                raise _Failed(f"the output could not be written: {error.strerror}") from error
             except TimeoutException as error:
                 raise _TimedOut(error.message) from error
         if self._failure is not None:
@@ -163,11 +167,12 @@ class _Session:
             return FAILED if self._left is None else self._left
         return self._handle.exit_code if self._handle.exit_code >= 0 else _status_of_signal(self._handle.error or "")
 
-    def _output_is_closed(self) -> int:
-        """Whoever read our output left, as ``head`` does. A command that ran here would get SIGPIPE for it."""
+    def _end(self) -> None:
+        """Nothing takes our output: its reader left, as ``head`` does, or the disk is full. A command that ran here would
+        get SIGPIPE, or an error that it may mind or not.
+        """
         if self._owns:
             self._quietly(lambda: self._sandbox.commands.terminate(self._handle.pid))
-        return _BROKEN_PIPE
 
     def _actions(self) -> dict[signal.Signals, Callable[[], None]]:
         actions = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._interrupted)

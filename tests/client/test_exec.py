@@ -145,6 +145,23 @@ def test_a_reader_that_leaves_ends_the_command(line):
     wait_until(lambda: line.processes() == [])
 
 
+def test_output_that_cannot_be_written_ends_the_command_with_one_line(line):
+    command = line.command("exec", line.id, "--", "sh", "-c", "echo out; exec sleep 600")
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            command,
+            env=line.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    assert result.returncode == 125
+    assert result.stderr == b"sandgate: the output could not be written: No space left on device\n"
+    wait_until(lambda: line.processes() == [])
+
+
 def test_the_time_limit_has_a_status_of_its_own(line):
     result = line.in_sandbox("sleep", "60", options=("--timeout", "0.5"))
     assert result.returncode == 124
