@@ -60,16 +60,20 @@ class Sandbox:
             raise Unauthenticated("no user is named and the sandbox has no default user")
         return self.accounts.find(name)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of every command, whoever it acts as (H4); the sandbox's own win."""
+        known = self._identity
+        return {**known.envs, **known.own_variables} if known else {}
+
     def environment(self, account: Account, request: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command, built from nothing: later entries win (P12-P16)."""
-        known = self._identity
         return {
             "PATH": self._path,
             "HOME": account.home,
             "USER": account.name,
             "LOGNAME": account.name,
-            **(known.envs if known else {}),
-            **(known.own_variables if known else {}),
+            **self.variables,
             **request,
         }
 

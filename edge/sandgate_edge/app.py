@@ -33,7 +33,7 @@ __all__ = ["build"]
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _RPC_PATH = re.compile(r"/[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+/\w+", re.ASCII)
-_AGENT_PATHS = frozenset({"/files", "/health", "/metrics"})
+_AGENT_PATHS = frozenset({"/files", "/health", "/metrics", "/envs"})
 
 
 def build(settings: Settings) -> web.Application:

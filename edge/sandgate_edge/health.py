@@ -1,9 +1,12 @@
-"""``GET /health``, ``/ready`` and ``/metrics``: is it there, does it serve, how much does it use (H1 to H3, C27).
+"""``GET /health``, ``/ready``, ``/metrics`` and ``/envs``: is it there, what does it use, what does it tell (H1 to H4, C27).
 
 One address serves both planes: where a request names a sandbox it asks about that one, else about the gateway.
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import grpc.aio
 from aiohttp import web
@@ -15,10 +18,12 @@ from sandgate_edge.keys import AGENTS, CORE, REQUEST_ID
 
 __all__ = ["routes"]
 
+Answer = TypeVar("Answer")
+
 routes = web.RouteTableDef()
 _MIB = 1024 * 1024
 # An agent that takes longer is not going to answer a question this small.
-_METRICS_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 
 
 @routes.get("/health", allow_head=False)
@@ -49,16 +54,26 @@ async def ready(request: web.Request) -> web.Response:
 @routes.get("/metrics", allow_head=False)
 async def metrics(request: web.Request) -> web.Response:
     """What the sandbox uses now, as its agent measures it."""
+    reply = await _ask(request, lambda agent, **how: agent.Metrics(agent_pb2.MetricsRequest(), **how))
+    return web.json_response(_view(reply), headers={"Cache-Control": "no-store"})
+
+
+@routes.get("/envs", allow_head=False)
+async def envs(request: web.Request) -> web.Response:
+    """The variables that each command of the sandbox gets. Often secrets: whoever asks needs the token."""
+    reply = await _ask(request, lambda agent, **how: agent.GetEnvs(agent_pb2.GetEnvsRequest(), **how))
+    return web.json_response(dict(sorted(reply.envs.items())), headers={"Cache-Control": "no-store"})
+
+
+async def _ask(request: web.Request, call: Callable[..., Awaitable[Answer]]) -> Answer:
+    """What the agent of the sandbox that is meant answers to whoever has its token."""
     located = await routing.admit(request)
     agents = request.app[AGENTS]
     metadata = agents.metadata(located, request_id=request[REQUEST_ID])
     try:
-        reply = await agents.agent(located).Metrics(
-            agent_pb2.MetricsRequest(), metadata=metadata, timeout=_METRICS_SECONDS
-        )
+        return await call(agents.agent(located), metadata=metadata, timeout=_ANSWER_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise await routing.lost(request, located, error) from error
-    return web.json_response(_view(reply), headers={"Cache-Control": "no-store"})
 
 
 def _view(sample: agent_pb2.MetricsResponse) -> dict[str, int | float]:

@@ -308,7 +308,7 @@ async def opened(app: web.Application) -> AsyncIterator[None]:
 
 
 def _may_be_for_agent(request: web.Request) -> bool:
-    if request.path in {"/health", "/metrics"}:
+    if request.path in {"/health", "/metrics", "/envs"}:
         return _named_by(request) != "nothing"
     return request.path == "/files" or "." in request.path.partition("/")[2].partition("/")[0]
 

@@ -307,6 +307,16 @@ async def test_file_system_without_attributes_stores_none_and_fails_nothing(agen
     assert dict(entry.metadata) == {}
 
 
+async def test_variables_of_every_command_are_told(agent: Agent) -> None:
+    """H4: those of the last Init, and the agent's own, which win (P13, P15)."""
+    envs = {"ONE": "eins", "E2B_SANDBOX_ID": "another"}
+    init = pb.InitRequest(sandbox_id="ione", template_id="base", envs=envs)
+    await agent.agent.Init(init, metadata=agent.metadata())
+    reply = await agent.agent.GetEnvs(pb.GetEnvsRequest(), metadata=agent.metadata())
+    own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": "ione", "E2B_TEMPLATE_ID": "base"}
+    assert dict(reply.envs) == {"ONE": "eins", **own}
+
+
 async def test_metrics_are_plausible(agent: Agent) -> None:
     """H3."""
     await agent.agent.Metrics(pb.MetricsRequest(), metadata=agent.metadata())

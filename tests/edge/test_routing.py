@@ -138,6 +138,22 @@ async def test_health_needs_no_token_and_metrics_does(edge):
     }
 
 
+async def test_variables_of_the_sandbox_are_for_whoever_has_its_token(edge):
+    """H4."""
+
+    async def variables(_request, _context):
+        return agent_pb2.GetEnvsResponse(envs={"TWO": "zwei\n", "ONE": "1", "EMPTY": ""})
+
+    edge.agent.on["GetEnvs"] = variables
+    assert (await edge.ask("/envs", method="GET", sandbox="isecured")).status == 401
+    reply = await edge.ask("/envs", method="GET", sandbox="isecured", headers={"X-Access-Token": "tok123"})
+    assert (reply.status, reply.json()) == (200, {"ONE": "1", "TWO": "zwei\n", "EMPTY": ""})
+    assert reply.headers["cache-control"] == "no-store"
+    assert (await edge.ask("/envs", method="POST", sandbox="iopen")).status == 405
+    assert (await edge.ask("/envs", method="GET", sandbox="igone")).status == 502
+    assert (await edge.ask("/envs", method="GET", sandbox=None)).status == 400
+
+
 async def test_silent_agent_is_502_with_its_port_on_plain_routes(edge):
     edge.core.sandboxes["iopen"].agent.target += ".nobody"
     reply = await edge.ask("/metrics", method="GET")

@@ -17,7 +17,8 @@ STAT = ("POST", "/filesystem.Filesystem/Stat", b'{"path":"/"}')
 DOWNLOAD = ("GET", "/files?path=/etc/hostname", None)
 UPLOAD = ("POST", "/files?path=here", b"x")
 METRICS = ("GET", "/metrics", None)
-GUARDED = [RPC, STAT, DOWNLOAD, UPLOAD, METRICS]
+ENVS = ("GET", "/envs", None)
+GUARDED = [RPC, STAT, DOWNLOAD, UPLOAD, METRICS, ENVS]
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ class AgentService:
             "ReadFile": ServerStream(pb.ReadFileRequest, self.read_file),
             "WriteFile": ClientStream(pb.WriteFileRequest, self.write_file),
             "Metrics": Unary(pb.MetricsRequest, self.metrics),
+            "GetEnvs": Unary(pb.GetEnvsRequest, self.get_envs),
             "FollowLogs": ServerStream(pb.FollowLogsRequest, self.follow_logs),
             "Dial": BothStreams(pb.DialRequest, self.dial),
         }
@@ -123,6 +124,9 @@ class AgentService:
             disk_used=usage.disk_used,
             disk_total=usage.disk_total,
         )
+
+    async def get_envs(self, _request: pb.GetEnvsRequest, _call: Call) -> pb.GetEnvsResponse:
+        return pb.GetEnvsResponse(envs=self._sandbox.variables)
 
     async def dial(self, call: Call) -> None:
         requests = call.requests

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from sandgate_api.envd.v1 import filesystem_pb2 as sandgate__api_dot_envd_dot_v1_dot_filesystem__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sandgate_api/agent/v1/agent.proto\x12\x15sandgate_api.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%sandgate_api/envd/v1/filesystem.proto\"\x88\x02\n\x0bInitRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0btemplate_id\x18\x02 \x01(\t\x12:\n\x04\x65nvs\x18\x03 \x03(\x0b\x32,.sandgate_api.agent.v1.InitRequest.EnvsEntry\x12\x14\n\x0c\x64\x65\x66\x61ult_user\x18\x04 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_workdir\x18\x05 \x01(\t\x12\x38\n\x0clog_commands\x18\x06 \x01(\x0e\x32\".sandgate_api.agent.v1.LogCommands\x1a+\n\tEnvsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x0cInitResponse\x12\x15\n\ragent_version\x18\x01 \x01(\t\"d\n\x0fReadFileRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x06length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bheader_only\x18\x04 \x01(\x08\x42\t\n\x07_length\"\xd3\x01\n\x10ReadFileResponse\x12@\n\x06header\x18\x01 \x01(\x0b\x32..sandgate_api.agent.v1.ReadFileResponse.HeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x65\n\x06Header\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x31\n\rmodified_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04part\"\x86\x02\n\x10WriteFileRequest\x12@\n\x06header\x18\x01 \x01(\x0b\x32..sandgate_api.agent.v1.WriteFileRequest.HeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x97\x01\n\x06Header\x12\x0c\n\x04path\x18\x01 \x01(\t\x12N\n\x08metadata\x18\x02 \x03(\x0b\x32<.sandgate_api.agent.v1.WriteFileRequest.Header.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x06\n\x04part\"C\n\x11WriteFileResponse\x12.\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1f.sandgate_api.envd.v1.EntryInfo\"\x10\n\x0eMetricsRequest\"\xc3\x01\n\x0fMetricsResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcpu_count\x18\x02 \x01(\r\x12\x14\n\x0c\x63pu_used_pct\x18\x03 \x01(\x01\x12\x11\n\tmem_total\x18\x04 \x01(\x04\x12\x10\n\x08mem_used\x18\x05 \x01(\x04\x12\x11\n\tmem_cache\x18\x06 \x01(\x04\x12\x11\n\tdisk_used\x18\x07 \x01(\x04\x12\x12\n\ndisk_total\x18\x08 \x01(\x04\"t\n\x0b\x44ialRequest\x12\x37\n\x04open\x18\x01 \x01(\x0b\x32\'.sandgate_api.agent.v1.DialRequest.OpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x14\n\x04Open\x12\x0c\n\x04port\x18\x01 \x01(\rB\x06\n\x04part\"\xad\x01\n\x0c\x44ialResponse\x12<\n\x06opened\x18\x01 \x01(\x0b\x32*.sandgate_api.agent.v1.DialResponse.OpenedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x03\x65nd\x18\x03 \x01(\x0b\x32\'.sandgate_api.agent.v1.DialResponse.EndH\x00\x1a\x08\n\x06Opened\x1a\x05\n\x03\x45ndB\x06\n\x04part\"3\n\x11\x46ollowLogsRequest\x12\x0f\n\x07journal\x18\x01 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"X\n\x12\x46ollowLogsResponse\x12\x0f\n\x07journal\x18\x01 \x01(\x04\x12\x31\n\x05lines\x18\x02 \x03(\x0b\x32\".sandgate_api.agent.v1.CommandLine\"\x82\x02\n\x0b\x43ommandLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\x39\n\x06stream\x18\x05 \x01(\x0e\x32).sandgate_api.agent.v1.CommandLine.Stream\x12\x0c\n\x04text\x18\x06 \x01(\t\"V\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\x11\n\rSTREAM_STDOUT\x10\x01\x12\x11\n\rSTREAM_STDERR\x10\x02\x12\x0e\n\nSTREAM_PTY\x10\x03*q\n\x0bLogCommands\x12\x1c\n\x18LOG_COMMANDS_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_COMMANDS_NONE\x10\x01\x12\x17\n\x13LOG_COMMANDS_TAGGED\x10\x02\x12\x14\n\x10LOG_COMMANDS_ALL\x10\x03\x32\xad\x04\n\x05\x41gent\x12O\n\x04Init\x12\".sandgate_api.agent.v1.InitRequest\x1a#.sandgate_api.agent.v1.InitResponse\x12]\n\x08ReadFile\x12&.sandgate_api.agent.v1.ReadFileRequest\x1a\'.sandgate_api.agent.v1.ReadFileResponse0\x01\x12`\n\tWriteFile\x12\'.sandgate_api.agent.v1.WriteFileRequest\x1a(.sandgate_api.agent.v1.WriteFileResponse(\x01\x12X\n\x07Metrics\x12%.sandgate_api.agent.v1.MetricsRequest\x1a&.sandgate_api.agent.v1.MetricsResponse\x12\x63\n\nFollowLogs\x12(.sandgate_api.agent.v1.FollowLogsRequest\x1a).sandgate_api.agent.v1.FollowLogsResponse0\x01\x12S\n\x04\x44ial\x12\".sandgate_api.agent.v1.DialRequest\x1a#.sandgate_api.agent.v1.DialResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sandgate_api/agent/v1/agent.proto\x12\x15sandgate_api.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%sandgate_api/envd/v1/filesystem.proto\"\x88\x02\n\x0bInitRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0btemplate_id\x18\x02 \x01(\t\x12:\n\x04\x65nvs\x18\x03 \x03(\x0b\x32,.sandgate_api.agent.v1.InitRequest.EnvsEntry\x12\x14\n\x0c\x64\x65\x66\x61ult_user\x18\x04 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_workdir\x18\x05 \x01(\t\x12\x38\n\x0clog_commands\x18\x06 \x01(\x0e\x32\".sandgate_api.agent.v1.LogCommands\x1a+\n\tEnvsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x0cInitResponse\x12\x15\n\ragent_version\x18\x01 \x01(\t\"d\n\x0fReadFileRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x13\n\x06length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bheader_only\x18\x04 \x01(\x08\x42\t\n\x07_length\"\xd3\x01\n\x10ReadFileResponse\x12@\n\x06header\x18\x01 \x01(\x0b\x32..sandgate_api.agent.v1.ReadFileResponse.HeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x65\n\x06Header\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x31\n\rmodified_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04part\"\x86\x02\n\x10WriteFileRequest\x12@\n\x06header\x18\x01 \x01(\x0b\x32..sandgate_api.agent.v1.WriteFileRequest.HeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x97\x01\n\x06Header\x12\x0c\n\x04path\x18\x01 \x01(\t\x12N\n\x08metadata\x18\x02 \x03(\x0b\x32<.sandgate_api.agent.v1.WriteFileRequest.Header.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x06\n\x04part\"C\n\x11WriteFileResponse\x12.\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1f.sandgate_api.envd.v1.EntryInfo\"\x10\n\x0eGetEnvsRequest\"~\n\x0fGetEnvsResponse\x12>\n\x04\x65nvs\x18\x01 \x03(\x0b\x32\x30.sandgate_api.agent.v1.GetEnvsResponse.EnvsEntry\x1a+\n\tEnvsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x10\n\x0eMetricsRequest\"\xc3\x01\n\x0fMetricsResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tcpu_count\x18\x02 \x01(\r\x12\x14\n\x0c\x63pu_used_pct\x18\x03 \x01(\x01\x12\x11\n\tmem_total\x18\x04 \x01(\x04\x12\x10\n\x08mem_used\x18\x05 \x01(\x04\x12\x11\n\tmem_cache\x18\x06 \x01(\x04\x12\x11\n\tdisk_used\x18\x07 \x01(\x04\x12\x12\n\ndisk_total\x18\x08 \x01(\x04\"t\n\x0b\x44ialRequest\x12\x37\n\x04open\x18\x01 \x01(\x0b\x32\'.sandgate_api.agent.v1.DialRequest.OpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x1a\x14\n\x04Open\x12\x0c\n\x04port\x18\x01 \x01(\rB\x06\n\x04part\"\xad\x01\n\x0c\x44ialResponse\x12<\n\x06opened\x18\x01 \x01(\x0b\x32*.sandgate_api.agent.v1.DialResponse.OpenedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x03\x65nd\x18\x03 \x01(\x0b\x32\'.sandgate_api.agent.v1.DialResponse.EndH\x00\x1a\x08\n\x06Opened\x1a\x05\n\x03\x45ndB\x06\n\x04part\"3\n\x11\x46ollowLogsRequest\x12\x0f\n\x07journal\x18\x01 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"X\n\x12\x46ollowLogsResponse\x12\x0f\n\x07journal\x18\x01 \x01(\x04\x12\x31\n\x05lines\x18\x02 \x03(\x0b\x32\".sandgate_api.agent.v1.CommandLine\"\x82\x02\n\x0b\x43ommandLine\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0b\n\x03tag\x18\x04 \x01(\t\x12\x39\n\x06stream\x18\x05 \x01(\x0e\x32).sandgate_api.agent.v1.CommandLine.Stream\x12\x0c\n\x04text\x18\x06 \x01(\t\"V\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\x11\n\rSTREAM_STDOUT\x10\x01\x12\x11\n\rSTREAM_STDERR\x10\x02\x12\x0e\n\nSTREAM_PTY\x10\x03*q\n\x0bLogCommands\x12\x1c\n\x18LOG_COMMANDS_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_COMMANDS_NONE\x10\x01\x12\x17\n\x13LOG_COMMANDS_TAGGED\x10\x02\x12\x14\n\x10LOG_COMMANDS_ALL\x10\x03\x32\x87\x05\n\x05\x41gent\x12O\n\x04Init\x12\".sandgate_api.agent.v1.InitRequest\x1a#.sandgate_api.agent.v1.InitResponse\x12]\n\x08ReadFile\x12&.sandgate_api.agent.v1.ReadFileRequest\x1a\'.sandgate_api.agent.v1.ReadFileResponse0\x01\x12`\n\tWriteFile\x12\'.sandgate_api.agent.v1.WriteFileRequest\x1a(.sandgate_api.agent.v1.WriteFileResponse(\x01\x12X\n\x07Metrics\x12%.sandgate_api.agent.v1.MetricsRequest\x1a&.sandgate_api.agent.v1.MetricsResponse\x12X\n\x07GetEnvs\x12%.sandgate_api.agent.v1.GetEnvsRequest\x1a&.sandgate_api.agent.v1.GetEnvsResponse\x12\x63\n\nFollowLogs\x12(.sandgate_api.agent.v1.FollowLogsRequest\x1a).sandgate_api.agent.v1.FollowLogsResponse0\x01\x12S\n\x04\x44ial\x12\".sandgate_api.agent.v1.DialRequest\x1a#.sandgate_api.agent.v1.DialResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITREQUEST_ENVSENTRY']._serialized_options = b'8\001'
   _globals['_WRITEFILEREQUEST_HEADER_METADATAENTRY']._loaded_options = None
   _globals['_WRITEFILEREQUEST_HEADER_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_LOGCOMMANDS']._serialized_start=2002
-  _globals['_LOGCOMMANDS']._serialized_end=2115
+  _globals['_GETENVSRESPONSE_ENVSENTRY']._loaded_options = None
+  _globals['_GETENVSRESPONSE_ENVSENTRY']._serialized_options = b'8\001'
+  _globals['_LOGCOMMANDS']._serialized_start=2148
+  _globals['_LOGCOMMANDS']._serialized_end=2261
   _globals['_INITREQUEST']._serialized_start=133
   _globals['_INITREQUEST']._serialized_end=397
   _globals['_INITREQUEST_ENVSENTRY']._serialized_start=354
@@ -59,28 +61,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WRITEFILEREQUEST_HEADER_METADATAENTRY']._serialized_end=1009
   _globals['_WRITEFILERESPONSE']._serialized_start=1019
   _globals['_WRITEFILERESPONSE']._serialized_end=1086
-  _globals['_METRICSREQUEST']._serialized_start=1088
-  _globals['_METRICSREQUEST']._serialized_end=1104
-  _globals['_METRICSRESPONSE']._serialized_start=1107
-  _globals['_METRICSRESPONSE']._serialized_end=1302
-  _globals['_DIALREQUEST']._serialized_start=1304
-  _globals['_DIALREQUEST']._serialized_end=1420
-  _globals['_DIALREQUEST_OPEN']._serialized_start=1392
-  _globals['_DIALREQUEST_OPEN']._serialized_end=1412
-  _globals['_DIALRESPONSE']._serialized_start=1423
-  _globals['_DIALRESPONSE']._serialized_end=1596
-  _globals['_DIALRESPONSE_OPENED']._serialized_start=1573
-  _globals['_DIALRESPONSE_OPENED']._serialized_end=1581
-  _globals['_DIALRESPONSE_END']._serialized_start=1583
-  _globals['_DIALRESPONSE_END']._serialized_end=1588
-  _globals['_FOLLOWLOGSREQUEST']._serialized_start=1598
-  _globals['_FOLLOWLOGSREQUEST']._serialized_end=1649
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=1651
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=1739
-  _globals['_COMMANDLINE']._serialized_start=1742
-  _globals['_COMMANDLINE']._serialized_end=2000
-  _globals['_COMMANDLINE_STREAM']._serialized_start=1914
-  _globals['_COMMANDLINE_STREAM']._serialized_end=2000
-  _globals['_AGENT']._serialized_start=2118
-  _globals['_AGENT']._serialized_end=2675
+  _globals['_GETENVSREQUEST']._serialized_start=1088
+  _globals['_GETENVSREQUEST']._serialized_end=1104
+  _globals['_GETENVSRESPONSE']._serialized_start=1106
+  _globals['_GETENVSRESPONSE']._serialized_end=1232
+  _globals['_GETENVSRESPONSE_ENVSENTRY']._serialized_start=354
+  _globals['_GETENVSRESPONSE_ENVSENTRY']._serialized_end=397
+  _globals['_METRICSREQUEST']._serialized_start=1234
+  _globals['_METRICSREQUEST']._serialized_end=1250
+  _globals['_METRICSRESPONSE']._serialized_start=1253
+  _globals['_METRICSRESPONSE']._serialized_end=1448
+  _globals['_DIALREQUEST']._serialized_start=1450
+  _globals['_DIALREQUEST']._serialized_end=1566
+  _globals['_DIALREQUEST_OPEN']._serialized_start=1538
+  _globals['_DIALREQUEST_OPEN']._serialized_end=1558
+  _globals['_DIALRESPONSE']._serialized_start=1569
+  _globals['_DIALRESPONSE']._serialized_end=1742
+  _globals['_DIALRESPONSE_OPENED']._serialized_start=1719
+  _globals['_DIALRESPONSE_OPENED']._serialized_end=1727
+  _globals['_DIALRESPONSE_END']._serialized_start=1729
+  _globals['_DIALRESPONSE_END']._serialized_end=1734
+  _globals['_FOLLOWLOGSREQUEST']._serialized_start=1744
+  _globals['_FOLLOWLOGSREQUEST']._serialized_end=1795
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=1797
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=1885
+  _globals['_COMMANDLINE']._serialized_start=1888
+  _globals['_COMMANDLINE']._serialized_end=2146
+  _globals['_COMMANDLINE_STREAM']._serialized_start=2060
+  _globals['_COMMANDLINE_STREAM']._serialized_end=2146
+  _globals['_AGENT']._serialized_start=2264
+  _globals['_AGENT']._serialized_end=2911
 # @@protoc_insertion_point(module_scope)

@@ -261,6 +261,48 @@ class WriteFileResponse(google.protobuf.message.Message):
 Global___WriteFileResponse: typing_extensions.TypeAlias = WriteFileResponse
 
 @typing.final
+class GetEnvsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___GetEnvsRequest: typing_extensions.TypeAlias = GetEnvsRequest
+
+@typing.final
+class GetEnvsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class EnvsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ENVS_FIELD_NUMBER: builtins.int
+    @property
+    def envs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        envs: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["envs", b"envs"]) -> None: ...
+
+Global___GetEnvsResponse: typing_extensions.TypeAlias = GetEnvsResponse
+
+@typing.final
 class MetricsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

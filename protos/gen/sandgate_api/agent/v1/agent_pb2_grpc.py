@@ -54,6 +54,11 @@ class AgentStub(object):
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
                 response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
                 _registered_method=True)
+        self.GetEnvs = channel.unary_unary(
+                '/sandgate_api.agent.v1.Agent/GetEnvs',
+                request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsRequest.SerializeToString,
+                response_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsResponse.FromString,
+                _registered_method=True)
         self.FollowLogs = channel.unary_stream(
                 '/sandgate_api.agent.v1.Agent/FollowLogs',
                 request_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.FollowLogsRequest.SerializeToString,
@@ -93,6 +98,13 @@ class AgentServicer(object):
 
     def Metrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEnvs(self, request, context):
+        """The variables that every command gets: those of Init and the agent's own.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -137,6 +149,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Metrics,
                     request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.FromString,
                     response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.SerializeToString,
+            ),
+            'GetEnvs': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEnvs,
+                    request_deserializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsRequest.FromString,
+                    response_serializer=sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsResponse.SerializeToString,
             ),
             'FollowLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.FollowLogs,
@@ -257,6 +274,33 @@ class Agent(object):
             '/sandgate_api.agent.v1.Agent/Metrics',
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsRequest.SerializeToString,
             sandgate__api_dot_agent_dot_v1_dot_agent__pb2.MetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEnvs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandgate_api.agent.v1.Agent/GetEnvs',
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsRequest.SerializeToString,
+            sandgate__api_dot_agent_dot_v1_dot_agent__pb2.GetEnvsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,22 @@ _AgentMetricsType = typing_extensions.TypeVar(
     ],
 )
 
+_AgentGetEnvsType = typing_extensions.TypeVar(
+    '_AgentGetEnvsType',
+    grpc.UnaryUnaryMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+        sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+        sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+        sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
+    ],
+)
+
 _AgentFollowLogsType = typing_extensions.TypeVar(
     '_AgentFollowLogsType',
     grpc.UnaryStreamMultiCallable[
@@ -121,7 +137,7 @@ _AgentDialType = typing_extensions.TypeVar(
     ],
 )
 
-class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentFollowLogsType, _AgentDialType]):
+class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFileType, _AgentMetricsType, _AgentGetEnvsType, _AgentFollowLogsType, _AgentDialType]):
     @typing.overload
     def __init__(self: AgentStub[
         grpc.UnaryUnaryMultiCallable[
@@ -139,6 +155,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
         grpc.UnaryUnaryMultiCallable[
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+            sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
@@ -168,6 +188,10 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
             sandgate_api.agent.v1.agent_pb2.MetricsRequest,
             sandgate_api.agent.v1.agent_pb2.MetricsResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+            sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
+        ],
         grpc.aio.UnaryStreamMultiCallable[
             sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
             sandgate_api.agent.v1.agent_pb2.FollowLogsResponse,
@@ -190,6 +214,9 @@ class AgentStub(typing.Generic[_AgentInitType, _AgentReadFileType, _AgentWriteFi
     """The header first, then the content in pieces. Writes in place; what arrived stays if the stream breaks off."""
 
     Metrics: _AgentMetricsType
+
+    GetEnvs: _AgentGetEnvsType
+    """The variables that every command gets: those of Init and the agent's own."""
 
     FollowLogs: _AgentFollowLogsType
     """What commands write, in lines, as Init asked for; ends when the caller leaves. Lines stay for those who come again, the
@@ -219,6 +246,10 @@ AgentAsyncStub: typing_extensions.TypeAlias = AgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
         sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         sandgate_api.agent.v1.agent_pb2.MetricsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+        sandgate_api.agent.v1.agent_pb2.GetEnvsResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         sandgate_api.agent.v1.agent_pb2.FollowLogsRequest,
@@ -263,6 +294,14 @@ class AgentServicer(metaclass=abc.ABCMeta):
         request: sandgate_api.agent.v1.agent_pb2.MetricsRequest,
         context: _ServicerContext,
     ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.MetricsResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.MetricsResponse]]: ...
+
+    @abc.abstractmethod
+    def GetEnvs(
+        self,
+        request: sandgate_api.agent.v1.agent_pb2.GetEnvsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[sandgate_api.agent.v1.agent_pb2.GetEnvsResponse, collections.abc.Awaitable[sandgate_api.agent.v1.agent_pb2.GetEnvsResponse]]:
+        """The variables that every command gets: those of Init and the agent's own."""
 
     @abc.abstractmethod
     def FollowLogs(
