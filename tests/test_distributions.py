@@ -21,6 +21,7 @@ PROJECTS = {
     "sandgate": (ROOT, ["protos/gen", "core", "edge", "agent", "client"]),
     "sandgate-plugin-api": (ROOT / "plugins/api", ["."]),
     "sandgate-plugin-process": (ROOT / "plugins/process", ["."]),
+    "sandgate-plugin-rock": (ROOT / "plugins/rock", ["."]),
 }
 
 
@@ -81,5 +82,6 @@ def test_wheel_announces_what_it_starts(project: str, wheel: zipfile.ZipFile) ->
         "sandgate-plugin-api": "",
         "sandgate": "sandgate = sandgate.cli:main",
         "sandgate-plugin-process": "[sandgate.plugins]\nprocess = sandgate_plugin_process",
+        "sandgate-plugin-rock": "[sandgate.plugins]\nrock = sandgate_plugin_rock:plugin",
     }
     assert expected[project] in announced

@@ -38,7 +38,7 @@ class RockSettings:
         if keys_file is not None and (not isinstance(keys_file, str) or not Path(keys_file).is_absolute()):
             raise FailedPrecondition("keys_file must be an absolute path")
         at_deadline = table.get("at_deadline", cls.at_deadline)
-        if at_deadline not in {"kill", "stop"}:
+        if at_deadline not in ("kill", "stop"):
             raise FailedPrecondition("at_deadline must be 'kill' or 'stop'")
         most = table.get("max_commands", cls.max_commands)
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:

@@ -17,6 +17,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gat
     """Starts gateways: ``rock`` with the profile, ``table`` more lines of its settings."""
     need("bubblewrap")
     made: list[Gateway] = []
+    started: list[Gateway] = []
 
     def start(*, rock: bool, table: str = "", config: str = "") -> Gateway:
         file = tmp_path_factory.mktemp("config") / "gateway.toml"
@@ -26,11 +27,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gat
         gateway = Gateway(options=("--config", str(file)))
         made.append(gateway)
         gateway.start()
+        started.append(gateway)
         return gateway
 
     try:
         yield start
-        for gateway in made:
+        for gateway in started:
             log = gateway.log()
             gateway.stop()
             assert gateway.remains() == []
