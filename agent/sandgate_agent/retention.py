@@ -46,7 +46,8 @@ class Piece(NamedTuple):
     @property
     def weight(self) -> int:
         """The bytes that it counts for."""
-        return max(len(self.data), _LEAST_BYTES)
+        size = len(self.data)
+        return max(_LEAST_BYTES, size)
 
 
 class _Block:
@@ -54,9 +55,9 @@ class _Block:
 
     __slots__ = ("_data", "_marks", "first_seq", "weight")
 
-    def __init__(self, first: Piece) -> None:
+    def __init__(self, first: Piece, weight: int) -> None:
         self.first_seq = first.seq
-        self.weight = first.weight
+        self.weight = weight
         # Not copied before a second one comes, which never does where pieces are large.
         self._data: bytes | bytearray = first.data
         self._marks = array("I", [_mark(first)])
@@ -65,15 +66,15 @@ class _Block:
     def end_seq(self) -> int:
         return self.first_seq + len(self._marks)
 
-    def add(self, piece: Piece) -> bool:
+    def add(self, piece: Piece, weight: int) -> bool:
         """Whether there was room for it."""
-        if self.weight + piece.weight > _BLOCK_BYTES:
+        if self.weight + weight > _BLOCK_BYTES:
             return False
         if isinstance(self._data, bytes):
             self._data = bytearray(self._data)
         self._data += piece.data
         self._marks.append(_mark(piece))
-        self.weight += piece.weight
+        self.weight += weight
         return True
 
     def weight_since(self, seq: int) -> int:
@@ -129,9 +130,10 @@ class Retention:
         self.weight = 0
 
     def add(self, piece: Piece) -> None:
-        if not (self._blocks and self._blocks[-1].add(piece)):
-            self._blocks.append(_Block(piece))
-        self.weight += piece.weight
+        weight = piece.weight
+        if not (self._blocks and self._blocks[-1].add(piece, weight)):
+            self._blocks.append(_Block(piece, weight))
+        self.weight += weight
 
     def forget_old(self, besides: int = 0) -> None:
         """Keep the capacity and ``besides`` bytes more."""
