@@ -1,6 +1,7 @@
 """inotify(7) by ctypes: one kernel queue of file events. Python 3.11 has no function for it.
 
-Nothing is interpreted here; :mod:`sandgate_agent.tree_watch` does. Imported by the first watch and not before: ctypes costs
+Nothing is interpreted here; :mod:`sandgate_agent.tree_watch` does, which gets its part of the queue from
+:mod:`sandgate_agent.shared_queue`. Imported by the first watch and not before: ctypes costs
 milliseconds, which the agent's start does not have.
 """
 
@@ -43,6 +44,8 @@ class Mask:
     # Requests only: fail on what is no directory, and on a link.
     ONLYDIR: Final = 0x01000000
     DONT_FOLLOW: Final = 0x02000000
+    # Requests only: what was asked for before stays.
+    MASK_ADD: Final = 0x20000000
 
 
 class Record(NamedTuple):

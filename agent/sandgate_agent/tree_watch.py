@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from sandgate_agent.faults import file_error
-from sandgate_agent.inotify import Inotify, Mask, Record
+from sandgate_agent.inotify import Mask, Record
+from sandgate_agent.shared_queue import Share, SharedQueue
 from sandgate_errors import Internal, InvalidArgument, ResourceExhausted, SandgateError
 
 __all__ = ["Change", "Kind", "TreeWatch"]
@@ -70,7 +71,7 @@ _PASSED_OVER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES
 class TreeWatch:
     """A watch that is active once made. Raises errors of the taxonomy."""
 
-    def __init__(self, path: str, *, recursive: bool, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, path: str, *, recursive: bool, cancelled: Callable[[], bool], queue: SharedQueue) -> None:
         self._path = path
         self._root = os.fsencode(path)
         self._recursive = recursive
@@ -80,28 +81,26 @@ class TreeWatch:
         self._leaving: dict[int, tuple[int, bytes]] = {}
         #: Told from reading the directory; the queue may tell them again until it has been read to its end.
         self._told: set[tuple[int, bytes]] = set()
-        self._inotify = _new_queue()
+        #: What this watch sees of the agent's queue.
+        self.share = _share_of(queue)
         try:
             self._start(cancelled)
         except BaseException:
             self.close()
             raise
 
-    def fileno(self) -> int:
-        return self._inotify.fileno()
-
     def changes(self) -> Iterator[Change]:
         """What has happened up to now. Raises Internal when something was lost."""
-        for record in self._inotify.read():
+        for record in self.share.read():
             yield from self._changes_of(record)
-        if not self._inotify.waiting:
+        if not self.share.waiting:
             self._told.clear()
 
     def path_of(self, name: bytes) -> bytes:
         return self._root if name == b"." else os.path.join(self._root, name)
 
     def close(self) -> None:
-        self._inotify.close()
+        self.share.close()
 
     def _start(self, cancelled: Callable[[], bool]) -> None:
         try:
@@ -119,7 +118,7 @@ class TreeWatch:
 
     def _watch(self, name: bytes) -> int:
         mask = _WANTED if name == _ROOT else _WANTED | Mask.DONT_FOLLOW
-        watch = self._inotify.add(os.path.join(self._root, name), mask)
+        watch = self.share.add(os.path.join(self._root, name), mask)
         self._rename(watch, name)
         return watch
 
@@ -197,7 +196,7 @@ class TreeWatch:
         if old == name:
             for left, _ in self._below(name):
                 self._forget_name(left)
-                self._inotify.remove(left)
+                self.share.remove(left)
 
     def _below(self, name: bytes) -> list[tuple[int, bytes]]:
         """The watches of a directory and of those in it, each with what its name has behind ``name``."""
@@ -234,12 +233,12 @@ class TreeWatch:
         return file_error(error, self._path)
 
 
-def _new_queue() -> Inotify:
+def _share_of(queue: SharedQueue) -> Share:
     try:
-        return Inotify()
+        return queue.share()
     except OSError as error:
         if error.errno == errno.EMFILE:
-            raise ResourceExhausted("too many watches at once for this system's limit of inotify instances") from None
+            raise ResourceExhausted("others use all inotify instances that this system allows") from None
         raise Internal(f"this system offers no file events: {error.strerror}") from None
 
 

@@ -1,8 +1,11 @@
-"""Watching directories (behaviour.md 8): who reads a watch's queue, when, and what becomes of what was read.
+"""Watching directories (behaviour.md 8): who reads a watch's records, when, and what becomes of what was read.
 
 A watch of ``WatchDir`` belongs to its stream. One of ``CreateWatcher`` outlives request and connection (F38), so it belongs
-to the agent: a task of its own reads the queue as it fills, because the kernel's queue is short and new directories must
-be watched soon. Asking for events reads the queue first, so whatever a caller has done before is in the answer (F43).
+to the agent: a task of its own reads the records as they come, because new directories must be watched soon. Asking for
+events reads first, so whatever a caller has done before is in the answer (F43).
+
+The kernel's queue is one for all (:mod:`sandgate_agent.shared_queue`). While there are watches the event loop listens to it,
+and has what it tells distributed in a thread.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from sandgate_agent.faults import file_error
 from sandgate_errors import Internal, InvalidArgument, NotFound, SandgateError
 
 if TYPE_CHECKING:
+    from sandgate_agent.shared_queue import Share, SharedQueue
     from sandgate_agent.tree_watch import Change, TreeWatch
 
-__all__ = ["Event", "Watch", "Watchers", "open_watch"]
+__all__ = ["Event", "Watch", "Watchers"]
 
 #: What a watcher keeps for its caller; about 50 MB with entries.
 _MOST_EVENTS = 100_000
@@ -54,17 +58,23 @@ class Watch:
         self._closed = False
         self._events: deque[Event] = deque()
         self._failure: SandgateError | None = None
+        self._waiting: asyncio.Future[None] | None = None
+
+    @property
+    def share(self) -> Share:
+        """What it reads."""
+        return self._tree.share
 
     async def readable(self) -> None:
-        """Returns when the kernel has something to tell."""
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[None] = loop.create_future()
-        fd = self._tree.fileno()
-        loop.add_reader(fd, _wake, waiting)
-        try:
-            await waiting
-        finally:
-            loop.remove_reader(fd)
+        """Returns when there is something to read. For one caller at a time."""
+        if not self.share.has_records:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    def wake(self) -> None:
+        """There is something to read now."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def read(self) -> None:
         """Take over all that the kernel has to tell."""
@@ -84,22 +94,13 @@ class Watch:
         return taken
 
     def close(self) -> None:
-        """Free the watch; without waiting for a thread that is still reading."""
-        if self._lock.acquire(blocking=False):
-            self._close_and_release()
-        else:
-            asyncio.get_running_loop().run_in_executor(None, self._close_in_turn)
+        """Free the watch, behind a thread that is still reading, and without waiting for it."""
+        asyncio.get_running_loop().run_in_executor(None, self._close)
 
-    def _close_in_turn(self) -> None:
-        self._lock.acquire()
-        self._close_and_release()
-
-    def _close_and_release(self) -> None:
-        try:
+    def _close(self) -> None:
+        with self._lock:
             self._closed = True
             self._tree.close()
-        finally:
-            self._lock.release()
 
     def _read(self) -> None:
         with self._lock:
@@ -133,10 +134,44 @@ class Watch:
 
 
 class Watchers:
-    """The watches that callers poll, by id. They live until removed, or as long as the agent."""
+    """All watches, and by id those that callers poll, which live until removed, or as long as the agent."""
 
     def __init__(self) -> None:
         self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._open: dict[Share, Watch] = {}
+        self._queue: SharedQueue | None = None
+        self._making_queue = threading.Lock()
+        self._distributing: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def open(self, path: str, *, recursive: bool, network_mounts: bool, entries_by: OwnerNames | None) -> Watch:
+        """A watch that is active; :meth:`release` frees it.
+
+        Raises InvalidArgument for what is no directory, or lies on a network file system.
+        """
+        gone = threading.Event()
+
+        def make() -> Watch:
+            # Not at the top: it brings ctypes, see there.
+            from sandgate_agent.tree_watch import TreeWatch
+
+            if not network_mounts:
+                _refuse_network(path)
+            tree = TreeWatch(path, recursive=recursive, cancelled=gone.is_set, queue=self._shared_queue())
+            return Watch(tree, entries_by=entries_by)
+
+        watch = await _opened(make, gone)
+        self._open[watch.share] = watch
+        if len(self._open) == 1:
+            self._listen()
+        return watch
+
+    def release(self, watch: Watch) -> None:
+        """Free a watch. In this order: the event loop must have let go of the queue before its last share is closed."""
+        del self._open[watch.share]
+        if not self._open:
+            self._stop_listening()
+        watch.close()
 
     def add(self, watch: Watch) -> str:
         watcher_id = f"w{secrets.token_hex(8)}"
@@ -152,9 +187,8 @@ class Watchers:
     def remove(self, watcher_id: str) -> None:
         watch, reading = self._found(watcher_id)
         del self._watches[watcher_id]
-        # In this order: the event loop must have let go of the descriptor before its number can be another's.
-        reading.add_done_callback(lambda _: watch.close())
         reading.cancel()
+        self.release(watch)
 
     def close(self) -> None:
         for watcher_id in list(self._watches):
@@ -166,20 +200,45 @@ class Watchers:
             raise NotFound(f"watcher '{watcher_id[:100]}' does not exist")
         return found
 
+    def _shared_queue(self) -> SharedQueue:
+        from sandgate_agent.shared_queue import SharedQueue
 
-async def open_watch(path: str, *, recursive: bool, network_mounts: bool, entries_by: OwnerNames | None) -> Watch:
-    """A watch that is active. Raises InvalidArgument for what is no directory, or lies on a network file system."""
-    gone = threading.Event()
+        with self._making_queue:
+            if self._queue is None:
+                self._queue = SharedQueue(self._told)
+            return self._queue
 
-    def make() -> Watch:
-        # Not at the top: it brings ctypes, see there.
-        from sandgate_agent.tree_watch import TreeWatch
+    def _told(self, share: Share) -> None:
+        """In any thread: this share has something to read."""
+        self._loop.call_soon_threadsafe(self._wake, share)
 
-        if not network_mounts:
-            _refuse_network(path)
-        return Watch(TreeWatch(path, recursive=recursive, cancelled=gone.is_set), entries_by=entries_by)
+    def _wake(self, share: Share) -> None:
+        # One that is still being opened has nobody who waits, and looks before it does.
+        if (watch := self._open.get(share)) is not None:
+            watch.wake()
 
-    return await _opened(make, gone)
+    # While there is an open watch, the loop either listens or a thread distributes what it has heard of.
+
+    def _listen(self) -> None:
+        if self._distributing is None and self._queue is not None:
+            self._loop.add_reader(self._queue.fileno(), self._distribute)
+
+    def _stop_listening(self) -> None:
+        if self._queue is not None:
+            self._loop.remove_reader(self._queue.fileno())
+
+    def _distribute(self) -> None:
+        if self._queue is not None:
+            self._stop_listening()
+            self._distributing = self._loop.run_in_executor(None, self._queue.distribute)
+            self._distributing.add_done_callback(self._distributed)
+
+    def _distributed(self, done: asyncio.Future[None]) -> None:
+        self._distributing = None
+        if self._open:
+            self._listen()
+        if not done.cancelled():
+            done.result()
 
 
 async def _opened(make: Callable[[], Watch], gone: threading.Event) -> Watch:
@@ -213,8 +272,3 @@ async def _keep_reading(watch: Watch) -> None:
     while not watch.failed:
         await watch.readable()
         await watch.read()
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

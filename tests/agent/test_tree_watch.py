@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandgate_agent.inotify import Inotify, Mask
+from sandgate_agent.shared_queue import SharedQueue
 from sandgate_agent.tree_watch import Kind, TreeWatch
 from sandgate_errors import InvalidArgument, NotFound
 
@@ -22,7 +23,7 @@ class Seen:
     """A watch and what it has told, as text."""
 
     def __init__(self, path: Path, *, recursive: bool) -> None:
-        self.watch = TreeWatch(str(path), recursive=recursive, cancelled=lambda: False)
+        self.watch = TreeWatch(str(path), recursive=recursive, cancelled=lambda: False, queue=SharedQueue())
 
     def new(self) -> list[str]:
         return [f"{change.kind.name} {os.fsdecode(change.name)}" for change in self.watch.changes()]
@@ -202,9 +203,9 @@ def test_closing_ends_every_watch(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     (tmp_path / "a/b").mkdir(parents=True)
     for _ in range(200):
-        TreeWatch(str(tmp_path), recursive=True, cancelled=lambda: False).close()
+        TreeWatch(str(tmp_path), recursive=True, cancelled=lambda: False, queue=SharedQueue()).close()
         with pytest.raises(NotFound):
-            TreeWatch(str(tmp_path / "none"), recursive=True, cancelled=lambda: False)
+            TreeWatch(str(tmp_path / "none"), recursive=True, cancelled=lambda: False, queue=SharedQueue())
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -15,11 +15,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from sandgate_agent.shared_queue import SharedQueue
 from sandgate_agent.tree_watch import TreeWatch
 from sandgate_agent.watch import Watch
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
 from sandgate_errors import Internal
-from sandgate_testing.agent_process import Agent, code_of, eventually
+from sandgate_testing.agent_process import Agent, an_agent, code_of, eventually
 
 
 def told(events: Any) -> list[str]:
@@ -253,7 +254,11 @@ async def test_lost_events_fail_the_watch_both_ways(agent: Agent) -> None:
 
 
 async def test_events_that_nobody_fetches_end_the_watch_and_not_the_memory(tmp_path: Path) -> None:
-    watch = Watch(TreeWatch(str(tmp_path), recursive=False, cancelled=lambda: False), entries_by=None, most_events=10)
+    watch = Watch(
+        TreeWatch(str(tmp_path), recursive=False, cancelled=lambda: False, queue=SharedQueue()),
+        entries_by=None,
+        most_events=10,
+    )
     try:
         for number in range(10):
             (tmp_path / str(number)).symlink_to("x")
@@ -274,6 +279,7 @@ async def test_watches_come_and_go_without_a_trace(agent: Agent) -> None:
     """B34: polled ones stopped, streams dropped, openings cancelled in the middle."""
     (agent.home / "a/b/c").mkdir(parents=True)
     await remove(agent, await create(agent, agent.home))
+    await eventually(lambda: queues_of(agent) == 0)
     before = agent.descriptors()
     for number in range(400):
         await remove(agent, await create(agent, agent.home, recursive=number % 2 == 0))
@@ -285,21 +291,52 @@ async def test_watches_come_and_go_without_a_trace(agent: Agent) -> None:
         if number % 3:
             await call.read()
         call.cancel()
+    await eventually(lambda: queues_of(agent) == 0)
     await eventually(lambda: agent.descriptors() <= before)
-    assert queues_of(agent) == 0
 
 
-async def test_limit_of_the_system_is_told_and_frees_itself(agent: Agent) -> None:
-    most = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-    if most > 1000:
-        pytest.skip("this system's limit is too high to be reached here")
-    made: list[str] = []
-    async with code_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "watches"):
-        while len(made) <= most:
-            made += [await create(agent, agent.home)]
-    for watcher in made:
+def limited(setting: str, number: int) -> tuple[str, ...]:
+    """A user namespace for an agent in which the kernel allows only so many: limits of this machine are others' too."""
+    set_limit = f'echo {number} > /proc/sys/user/{setting} && exec "$@"'
+    return ("unshare", "--user", "--map-root-user", "sh", "-c", set_limit, "sh")
+
+
+async def test_three_hundred_watchers_in_one_sandbox_are_one_queue_of_the_kernel(agent: Agent) -> None:
+    """B34: the kernel allows a user 128 queues, and all sandboxes of a gateway may be one user's."""
+    watchers = [await create(agent, agent.home, recursive=number % 2 == 0) for number in range(300)]
+    assert queues_of(agent) == 1
+    await agent.write(f"{agent.home}/f", b"content")
+    for watcher in watchers:
+        assert told(await poll(agent, watcher)) == ["CREATE f", "CHMOD f", "WRITE f"]
+    for watcher in watchers[1:]:
         await remove(agent, watcher)
-    await remove(agent, await create(agent, agent.home))
+    (agent.home / "late").symlink_to("x")
+    assert told(await poll(agent, watchers[0])) == ["CREATE late"]
+    await remove(agent, watchers[0])
+    await eventually(lambda: queues_of(agent) == 0)
+
+
+async def test_watch_is_refused_where_the_system_has_no_queue_left() -> None:
+    prefix = limited("max_inotify_instances", 0)
+    refused = code_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "inotify instances")
+    async with an_agent("nested", prefix=prefix) as agent, refused:
+        await create(agent, agent.home)
+
+
+async def test_limit_of_watched_directories_is_told_and_frees_itself() -> None:
+    async with an_agent("nested", prefix=limited("max_inotify_watches", 20)) as agent:
+        for number in range(30):
+            (agent.home / str(number)).mkdir()
+        for _ in range(3):
+            async with code_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "limit of watches"):
+                await create(agent, agent.home, recursive=True)
+            await eventually(lambda: queues_of(agent) == 0)
+        flat = await create(agent, agent.home)
+        async with code_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "limit of watches"):
+            await create(agent, agent.home, recursive=True)
+        (agent.home / "f").symlink_to("x")
+        assert told(await poll(agent, flat)) == ["CREATE f"]
+        assert len({await create(agent, agent.home / str(number)) for number in range(19)}) == 19
 
 
 async def test_agent_ends_with_watches_open(agent: Agent) -> None:

@@ -14,7 +14,7 @@ from sandgate_agent.calls import Call, Method, ServerStream, Unary
 from sandgate_agent.entries import Entry
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Sandbox
-from sandgate_agent.watch import Event, Watch, Watchers, open_watch
+from sandgate_agent.watch import Event, Watch, Watchers
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
 from sandgate_errors import DeadlineExceeded, InvalidArgument
 
@@ -97,7 +97,7 @@ class FilesystemService:
                 try:
                     await _follow(watch, call)
                 finally:
-                    watch.close()
+                    self._watchers.release(watch)
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -116,7 +116,7 @@ class FilesystemService:
         return pb.RemoveWatcherResponse()
 
     async def _open_watch(self, request: pb.WatchDirRequest | pb.CreateWatcherRequest, account: Account) -> Watch:
-        return await open_watch(
+        return await self._watchers.open(
             self._resolve(request.path, account),
             recursive=request.recursive,
             network_mounts=request.allow_network_mounts,
