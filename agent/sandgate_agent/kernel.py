@@ -17,13 +17,16 @@ __all__ = [
     "hide_memory",
     "keep_freed_pieces",
     "new_user_namespace",
+    "set_call_filter",
     "set_io_priority",
     "set_name",
 ]
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
+_PR_SET_SECCOMP = 22
 _PR_SET_CHILD_SUBREAPER = 36
+_SECCOMP_MODE_FILTER = 2
 _CLONE_NEWUSER = 0x10000000
 _CAPABILITY_VERSION_3 = 0x20080522
 _M_TRIM_THRESHOLD = -1
@@ -62,6 +65,18 @@ def hide_memory() -> None:
 def set_name(name: str) -> None:
     """The name in process lists, at most 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode())
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def set_call_filter(program: bytes) -> None:
+    """One more filter of system calls, for this process and all that it starts from now on; ``program`` is for the kernel's BPF."""
+    described = _Program(len(program) // 8, program)
+    _check(_libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(described), 0, 0))
 
 
 def new_user_namespace() -> None:

@@ -207,6 +207,7 @@ class _RootSpawner(_Spawner):
         os.chdir("/")
         kernel.become_subreaper()
         kernel.set_name("sandgate-root")
+        _close_hypervisor()
         _set_priorities()
         if processes is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -282,6 +283,17 @@ def _set_priorities() -> None:
     # would then take seconds for it.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
+
+
+def _close_hypervisor() -> None:
+    """Where programs may gain privileges by files of the image, the kernel lets only its own root filter their calls."""
+    from sandgate_agent.hypervisor import close_hypervisor
+
+    try:
+        close_hypervisor()
+    except OSError as error:
+        if error.errno != errno.EACCES:
+            _complain(f"sandgate spawner: programs are not kept from the hypervisor: {error}\n")
 
 
 def _join(descriptors: Sequence[int]) -> None:
