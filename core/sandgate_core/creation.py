@@ -117,9 +117,7 @@ class Creation:
             return
         async with live.lock:
             if live.record.state.shown:
-                self._expiry.drop(live.record.id)
-                await self._table.move(live, State.KILLING, note="the caller of create went away")
-                await self._ending.free(live, final=State.KILLED, note="the caller of create went away")
+                await self._ending.end(live, final=State.KILLED, note="the caller of create went away")
 
     async def _run(self, attempt: _Attempt, admitted: Admitted, *, owner: str) -> SandboxRecord:
         self._attempts.add(attempt)

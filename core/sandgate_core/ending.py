@@ -15,6 +15,7 @@ import structlog
 
 from sandgate_core.agents import Agents
 from sandgate_core.errands import Errands
+from sandgate_core.expiry import Expiry
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.states import State
 from sandgate_plugin_api import Backend
@@ -31,12 +32,28 @@ _log = structlog.get_logger(__name__)
 class Ending:
     """Frees sandboxes."""
 
-    def __init__(self, *, table: LiveTable, backends: Mapping[str, Backend], agents: Agents, errands: Errands) -> None:
+    def __init__(
+        self,
+        *,
+        table: LiveTable,
+        backends: Mapping[str, Backend],
+        agents: Agents,
+        errands: Errands,
+        expiry: Expiry,
+    ) -> None:
         self._table = table
+        self._expiry = expiry
         self._backends = backends
         self._agents = agents
         self._errands = errands
         self._closed = False
+
+    async def end(self, live: Live, *, final: State, note: str) -> bool:
+        """A sandbox whose lock is held is gone for callers, then freed as :meth:`free` says."""
+        if live.record.state is not State.KILLING:
+            await self._table.move(live, State.KILLING, note=note)
+        self._expiry.drop(live.record.id)
+        return await self.free(live, final=final, note=note)
 
     async def free(self, live: Live, *, final: State, note: str, wait: float = _FIRST_RETRY) -> bool:
         """Destroy a sandbox whose lock is held and bring its record to ``final``.

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate_core import clock
+from sandgate_core.callers import Caller
+from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.records import PauseMode, SandboxRecord, Use
 from sandgate_core.states import TRANSITIONS, State
 from sandgate_core.store import Store
-from sandgate_errors import Conflict, Unavailable
+from sandgate_errors import Conflict, SandboxNotFound, Unavailable
 from sandgate_plugin_api import AgentAddress
 
 __all__ = ["JoinedPause", "Live", "LiveTable"]
@@ -85,6 +87,21 @@ class LiveTable:
 
     def get(self, sandbox_id: str) -> Live | None:
         return self._by_id.get(sandbox_id)
+
+    def find(self, sandbox_id: str, caller: Caller) -> Live:
+        """A sandbox of the caller's that has not ended, in any state. Raises InvalidArgument, SandboxNotFound (S12)."""
+        name = parse_sandbox_id(sandbox_id)
+        live = self._by_id.get(name)
+        if live is None or not caller.sees(live.record.owner):
+            raise SandboxNotFound.of(name)
+        return live
+
+    def shown(self, sandbox_id: str, caller: Caller) -> Live:
+        """One in a state that callers may see. Raises as :meth:`find` does."""
+        live = self.find(sandbox_id, caller)
+        if not live.record.state.shown:
+            raise SandboxNotFound.of(live.record.id)
+        return live
 
     def __iter__(self) -> Iterator[Live]:
         """A snapshot: the table may change while it is walked."""

@@ -83,7 +83,6 @@ class NetworkChanges:
                 should_retry=True,
             ) from None
         except NotFound:
-            await self._table.move(live, State.KILLING, note="it was found gone")
-            await self._ending.free(live, final=State.FAILED, note="it was found gone")
+            await self._ending.end(live, final=State.FAILED, note="it was found gone")
             raise SandboxNotFound.of(record.id) from None
         _log.info("network rules replaced", sandbox=record.id)

@@ -189,9 +189,7 @@ class Pausing:
             self._expiry.set(live.record.id, live.record.end_at)
 
     async def _bury(self, live: Live) -> NoReturn:
-        note = "it was found gone"
-        await self._table.move(live, State.KILLING, note=note)
-        await self._ending.free(live, final=State.FAILED, note=note)
+        await self._ending.end(live, final=State.FAILED, note="it was found gone")
         raise SandboxNotFound.of(live.record.id)
 
     def _check_offered(self, live: Live, mode: PauseMode) -> None:

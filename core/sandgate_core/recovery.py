@@ -143,8 +143,7 @@ class Recovery:
         _log.info("sandbox adopted", sandbox=record.id, backend=record.backend)
 
     async def _bury(self, live: Live) -> None:
-        await self._table.move(live, State.KILLING, note=_GONE)
-        await self._ending.free(live, final=State.FAILED, note=_GONE)
+        await self._ending.end(live, final=State.FAILED, note=_GONE)
 
 
 async def _surveyed(name: str, backend: Backend) -> list[Survivor]:

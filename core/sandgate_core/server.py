@@ -154,7 +154,7 @@ async def _run(
         ) as policy,
         _sandboxes(settings, store, teams, backends, agents, sharing, policy) as sandboxes,
         _command_logs(settings, store, agents, sandboxes) as logs,
-        telemetry.served(settings.metrics_listen, sandboxes.counts, edges),
+        telemetry.served(settings.metrics_listen, sandboxes.questions.counts, edges),
         _served(
             settings,
             sandboxes,
@@ -210,7 +210,10 @@ async def _command_logs(
     settings: Settings, store: Store, agents: Agents, sandboxes: Sandboxes
 ) -> AsyncIterator[CommandLogs]:
     logs = CommandLogs(CommandLogTable(store), agents)
-    async with logs.forgetting(), nullcontext() if settings.log_commands == "none" else logs.following(sandboxes.awake):
+    async with (
+        logs.forgetting(),
+        nullcontext() if settings.log_commands == "none" else logs.following(sandboxes.locating.awake),
+    ):
         yield logs
 
 

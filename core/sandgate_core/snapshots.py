@@ -143,8 +143,7 @@ class Snapshots:
             await self._rows.add(planned)
             made = await self._copied(live, planned)
         except NotFound:
-            await self._table.move(live, State.KILLING, note="it was found gone")
-            await self._ending.free(live, final=State.FAILED, note="it was found gone")
+            await self._ending.end(live, final=State.FAILED, note="it was found gone")
             raise SandboxNotFound.of(record.id) from None
         finally:
             await self.settle(live)

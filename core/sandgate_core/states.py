@@ -50,6 +50,11 @@ class State(enum.StrEnum):
         """Whether a caller may know of the sandbox (C14)."""
         return self not in _HIDDEN
 
+    @property
+    def awake(self) -> bool:
+        """Whether the sandbox serves requests of the data plane."""
+        return self in _AWAKE
+
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.CREATING: frozenset({State.RUNNING, State.KILLING, State.FAILED}),
@@ -63,3 +68,4 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.FAILED: frozenset(),
 }
 _HIDDEN = frozenset({State.CREATING, State.KILLING, State.KILLED, State.FAILED})
+_AWAKE = frozenset({State.RUNNING, State.SNAPSHOTTING})

@@ -361,12 +361,12 @@ async def test_other_owners_sandbox_is_not_there(sandboxes, backend):
         lambda: sandboxes.pause(record.id, stranger),
         lambda: sandboxes.resume(record.id, stranger, timeout=60_000_000),
         lambda: sandboxes.connect(record.id, stranger, timeout=60_000_000),
-        lambda: sandboxes.events(record.id, stranger),
+        lambda: sandboxes.questions.events(record.id, stranger),
     ):
         with pytest.raises(SandboxNotFound):
             await call()
     with pytest.raises(SandboxNotFound):
-        sandboxes.metrics(record.id, stranger)
+        sandboxes.questions.metrics(record.id, stranger)
     assert backend.asked == []
 
 

@@ -13,6 +13,7 @@ from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.admission import CreateSpec
 from sandgate_core.callers import Caller
 from sandgate_core.listing import Query
+from sandgate_core.states import State
 from sandgate_core.store import Store
 from sandgate_errors import (
     CapabilityMissing,
@@ -235,7 +236,7 @@ class TestCreate:
             if not call.cancelled():
                 await sandboxes.kill(call.result().id, caller)
         await until(lambda: not world.boxes)
-        assert (await sandboxes.list(Query(), caller)).records == []
+        assert (await sandboxes.questions.list(Query(), caller)).records == []
 
     async def test_create_whose_answer_was_not_delivered_is_taken_back(self, sandboxes, world, until):
         made = await sandboxes.create(CreateSpec(template="base", timeout=60_000_000), Caller(owner="o"))
@@ -449,7 +450,26 @@ class TestTimeout:
         end = (await extended).end_at
         await sandboxes._errands.close(patience=20)
         assert made.id in world.boxes
-        assert (await sandboxes.get(made.id, caller)).end_at == end
+        assert (await sandboxes.questions.get(made.id, caller)).end_at == end
+
+    async def test_deadline_holds_where_the_store_fails_just_then_and_a_snapshot_had_not_been_put_right(
+        self, sandboxes, world, until, monkeypatch
+    ):
+        monkeypatch.setattr("sandgate_core.lifetimes._RETRY", 50_000)
+        made = await sandboxes.create(CreateSpec(template="base", timeout=1_000_000), Caller(owner="o"))
+        live = sandboxes._table.get(made.id)
+        async with live.lock:
+            await sandboxes._table.move(live, State.SNAPSHOTTING, note="snapshot")
+        failures = iter([OSError("disk"), OSError("disk")])
+        move = Store.move
+
+        async def fail(store, *arguments, **options):
+            for failure in failures:
+                raise failure
+            await move(store, *arguments, **options)
+
+        monkeypatch.setattr(Store, "move", fail)
+        await until(lambda: not world.boxes)
 
     async def test_nothing_but_a_timeout_moves_the_end(self, core):
         made = await core.owner.create()

@@ -40,7 +40,7 @@ class LogService(logs_pb2_grpc.LogServiceServicer):
         since = _instant(request.since) if request.HasField("since") else None
         until = _instant(request.until) if request.HasField("until") else None
         # The history first: it refuses who may not see the sandbox.
-        changes = await self._sandboxes.events(request.id, current())
+        changes = await self._sandboxes.questions.events(request.id, current())
         history = map(_of_change, reversed(changes) if request.backward else changes)
         answer = logs_pb2.GetLogsResponse()
         size = 0

@@ -66,7 +66,7 @@ async def _add_stored(
 ) -> None:
     for sandbox_id in sandbox_ids:
         try:
-            record = await sandboxes.get(sandbox_id, current())
+            record = await sandboxes.questions.get(sandbox_id, current())
         except SandboxNotFound:
             continue
         series = await sandboxes.elsewhere.series(record.id)

@@ -67,7 +67,7 @@ class Relay(grpc.GenericRpcHandler):
             await self._pass_on(elsewhere, method, context, metadata)
             return
         # Whoever came this far has proved a key or the gateway's own token, so traffic may wake the sandbox (R15).
-        record, address = await self._sandboxes.locate(sandbox_id, current(), wake=True)
+        record, address = await self._sandboxes.locating.locate(sandbox_id, current(), wake=True)
         if address is None:
             raise SandboxNotFound.of(record.id)
         if (activity := _activity_of(method)) is not None:
@@ -86,7 +86,7 @@ class Relay(grpc.GenericRpcHandler):
             await self._lost(record.id)
         if code is grpc.StatusCode.UNAVAILABLE:
             # In the agent's own words: it was told to end. Where its sandbox ends with it, that is the answer.
-            await self._sandboxes.locate(record.id, current())
+            await self._sandboxes.locating.locate(record.id, current())
         if code is not grpc.StatusCode.OK:
             await context.abort(code, details, trailing)
         context.set_trailing_metadata(trailing)
@@ -139,7 +139,7 @@ class Relay(grpc.GenericRpcHandler):
 
     async def _lost(self, sandbox_id: str) -> None:
         """The agent could not be reached: say whether the sandbox is gone, without the transport's text."""
-        await self._sandboxes.locate(sandbox_id, current(), agent_lost=True)
+        await self._sandboxes.locating.locate(sandbox_id, current(), agent_lost=True)
         raise SandboxUnreachable("the sandbox is there, but its agent does not answer")
 
 

@@ -71,13 +71,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
 
     async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
-        message = self._message_of(await self._sandboxes.get(request.id, current()))
+        message = self._message_of(await self._sandboxes.questions.get(request.id, current()))
         if request.address:
-            message.address = await self._sandboxes.address(message.id)
+            message.address = await self._sandboxes.questions.address(message.id)
         return sandboxes_pb2.GetResponse(sandbox=message)
 
     async def List(self, request: sandboxes_pb2.ListRequest, context: Any) -> sandboxes_pb2.ListResponse:  # noqa: N802
-        page = await self._sandboxes.list(_query_of(request), current(), template=request.template or None)
+        page = await self._sandboxes.questions.list(_query_of(request), current(), template=request.template or None)
         return sandboxes_pb2.ListResponse(
             sandboxes=map(self._message_of, page.records),
             next_page_token=page.next_token,
@@ -131,7 +131,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         unknown: list[str] = []
         for sandbox_id in dict.fromkeys(request.ids):
             try:
-                series = self._sandboxes.metrics(sandbox_id, current())
+                series = self._sandboxes.questions.metrics(sandbox_id, current())
             except SandboxNotFound:
                 unknown.append(sandbox_id)
                 continue
@@ -141,13 +141,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         return answer
 
     async def GetEvents(self, request: sandboxes_pb2.GetEventsRequest, context: Any) -> sandboxes_pb2.GetEventsResponse:  # noqa: N802
-        changes = await self._sandboxes.events(request.id, current())
+        changes = await self._sandboxes.questions.events(request.id, current())
         return sandboxes_pb2.GetEventsResponse(events=map(_message_of_change, changes))
 
     async def Locate(self, request: sandboxes_pb2.LocateRequest, context: Any) -> sandboxes_pb2.LocateResponse:  # noqa: N802
         caller = current()
         caller.must_be_internal()
-        record, agent = await self._sandboxes.locate(
+        record, agent = await self._sandboxes.locating.locate(
             request.id, caller, agent_lost=request.agent_lost, wake=request.wake
         )
         location = self._location(record, agent)
@@ -179,7 +179,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         async for request in requests:
             answer = sandboxes_pb2.LocateStreamResponse()
             for sandbox_id in request.ids:
-                found = self._sandboxes.at_hand(sandbox_id, caller)
+                found = self._sandboxes.locating.at_hand(sandbox_id, caller)
                 answer.answers.append(sandboxes_pb2.LocateResponse() if found is None else self._location(*found))
             try:
                 await context.write(answer)
@@ -189,13 +189,13 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
     async def FindTemplate(  # noqa: N802
         self, request: sandboxes_pb2.FindTemplateRequest, context: Any
     ) -> sandboxes_pb2.FindTemplateResponse:
-        found = await self._sandboxes.template_id(request.name, current())
+        found = await self._sandboxes.questions.template_id(request.name, current())
         return sandboxes_pb2.FindTemplateResponse(template_id=found)
 
     async def ListTemplates(  # noqa: N802
         self, request: sandboxes_pb2.ListTemplatesRequest, context: Any
     ) -> sandboxes_pb2.ListTemplatesResponse:
-        listed, spawns = await self._sandboxes.templates.listed(), await self._sandboxes.spawns(current())
+        listed, spawns = await self._sandboxes.templates.listed(), await self._sandboxes.questions.spawns(current())
         return sandboxes_pb2.ListTemplatesResponse(
             templates=(message_of_template(item, spawns, envd_version=self._envd_version) for item in listed)
         )
@@ -259,7 +259,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
         current().must_be_internal()
         texts = {"before": request.before, "after": request.after, "sha256": request.sha256}
         try:
-            found = await self._token_search.find(self._sandboxes.secured(), **texts)
+            found = await self._token_search.find(self._sandboxes.questions.secured(), **texts)
         except Unauthenticated:
             found = await self._token_search.find(await self._sandboxes.elsewhere.protected(), **texts)
         return sandboxes_pb2.FindByTokenHashResponse(id=found)
