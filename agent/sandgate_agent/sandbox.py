@@ -60,6 +60,11 @@ class Sandbox:
             raise Unauthenticated("no user is named and the sandbox has no default user")
         return self.accounts.find(name)
 
+    def check_named(self, name: str | None) -> None:
+        """For a call that acts as nobody: a name that it carries must be an account's all the same (U3)."""
+        if name is not None:
+            self.accounts.find(name)
+
     @property
     def variables(self) -> dict[str, str]:
         """Those of every command, whoever it acts as (H4); the sandbox's own win."""

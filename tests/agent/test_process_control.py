@@ -5,17 +5,50 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
-from sandgate_api.envd.v1 import process_pb2
+from sandgate_api.envd.v1 import filesystem_pb2, process_pb2
 from sandgate_testing.agent_process import Agent, Running, code_of
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 INTERNAL = grpc.StatusCode.INTERNAL
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PTY = process_pb2.PTY(size=process_pb2.PTY.Size(cols=80, rows=24))
+
+
+async def test_unknown_name_is_refused_on_calls_that_act_as_nobody_too(agent: Agent) -> None:
+    """U3, U5, P27: on every route; the process is as before, and those without a name or with a known one pass."""
+    async with agent.running("cat", stdin=True) as running:
+        process = process_pb2.ProcessSelector(pid=running.pid)
+        data = process_pb2.ProcessInput(stdin=b"x")
+        start = process_pb2.StreamInputRequest.StartEvent(process=process)
+        calls: dict[Any, Any] = {
+            agent.processes.List: process_pb2.ListRequest(),
+            agent.processes.Update: process_pb2.UpdateRequest(process=process),
+            agent.processes.SendInput: process_pb2.SendInputRequest(process=process, input=data),
+            agent.processes.CloseStdin: process_pb2.CloseStdinRequest(process=process),
+            agent.processes.StreamInput: iter([process_pb2.StreamInputRequest(start=start)]),
+            agent.processes.SendSignal: process_pb2.SendSignalRequest(
+                process=process, signal=process_pb2.SIGNAL_SIGKILL
+            ),
+            agent.files.GetWatcherEvents: filesystem_pb2.GetWatcherEventsRequest(watcher_id="w"),
+            agent.files.RemoveWatcher: filesystem_pb2.RemoveWatcherRequest(watcher_id="w"),
+        }
+        for method, request in calls.items():
+            async with code_of(grpc.StatusCode.UNAUTHENTICATED, "ghost"):
+                await method(request, metadata=agent.metadata(user="ghost"))
+        async with code_of(grpc.StatusCode.UNAUTHENTICATED, "ghost"):
+            await agent.processes.Connect(
+                process_pb2.ConnectRequest(process=process), metadata=agent.metadata(user="ghost", timeout_ms="x")
+            ).read()
+        for user in ("user", None):
+            listed = await agent.processes.List(process_pb2.ListRequest(), metadata=agent.metadata(user=user))
+            assert [info.pid for info in listed.processes] == [running.pid]
+        await agent.processes.CloseStdin(process_pb2.CloseStdinRequest(process=process), metadata=agent.metadata())
+        assert (await running.rest()).stdout == b""
 
 
 async def test_late_follower_gets_what_comes_from_now_on(agent: Agent) -> None:

@@ -107,11 +107,13 @@ class FilesystemService:
         watch = await self._open_watch(request, self._sandbox.acting(call.acting_user))
         return pb.CreateWatcherResponse(watcher_id=self._watchers.add(watch))
 
-    async def get_watcher_events(self, request: pb.GetWatcherEventsRequest, _call: Call) -> pb.GetWatcherEventsResponse:
+    async def get_watcher_events(self, request: pb.GetWatcherEventsRequest, call: Call) -> pb.GetWatcherEventsResponse:
+        self._sandbox.check_named(call.acting_user)
         events = await self._watchers.events(request.watcher_id)
         return pb.GetWatcherEventsResponse(events=map(_event_message, events))
 
-    async def remove_watcher(self, request: pb.RemoveWatcherRequest, _call: Call) -> pb.RemoveWatcherResponse:
+    async def remove_watcher(self, request: pb.RemoveWatcherRequest, call: Call) -> pb.RemoveWatcherResponse:
+        self._sandbox.check_named(call.acting_user)
         self._watchers.remove(request.watcher_id)
         return pb.RemoveWatcherResponse()
 

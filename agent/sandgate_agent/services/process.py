@@ -50,7 +50,8 @@ class ProcessService:
             "CloseStdin": Unary(pb.CloseStdinRequest, self.close_stdin),
         }
 
-    async def list(self, _request: pb.ListRequest, _call: Call) -> pb.ListResponse:
+    async def list(self, _request: pb.ListRequest, call: Call) -> pb.ListResponse:
+        self._sandbox.check_named(call.acting_user)
         return pb.ListResponse(processes=[_info(process) for process in self._processes])
 
     async def start(self, request: pb.StartRequest, call: Call) -> None:
@@ -65,6 +66,7 @@ class ProcessService:
         await _follow(process, follower, call, pb.StartResponse)
 
     async def connect(self, request: pb.ConnectRequest, call: Call) -> None:
+        self._sandbox.check_named(call.acting_user)
         limit = call.limit()
         from_seq = request.from_seq if request.HasField("from_seq") else None
         found = self._processes.attach(_selector(request.process))
@@ -76,7 +78,8 @@ class ProcessService:
             follower.fail_after(limit, DeadlineExceeded(f"the connection ran into its time limit of {limit:g} s"))
         await _follow(found, follower, call, pb.ConnectResponse)
 
-    async def update(self, request: pb.UpdateRequest, _call: Call) -> pb.UpdateResponse:
+    async def update(self, request: pb.UpdateRequest, call: Call) -> pb.UpdateResponse:
+        self._sandbox.check_named(call.acting_user)
         process = self._processes.find(_selector(request.process))
         if request.HasField("pty") and request.pty.HasField("size"):
             if process.terminal is None:
@@ -84,12 +87,14 @@ class ProcessService:
             process.terminal.resize(Size(cols=request.pty.size.cols, rows=request.pty.size.rows))
         return pb.UpdateResponse()
 
-    async def send_input(self, request: pb.SendInputRequest, _call: Call) -> pb.SendInputResponse:
+    async def send_input(self, request: pb.SendInputRequest, call: Call) -> pb.SendInputResponse:
+        self._sandbox.check_named(call.acting_user)
         stdin, data = self._input(_selector(request.process), request.input)
         await stdin.write(data)
         return pb.SendInputResponse()
 
     async def stream_input(self, call: Call) -> pb.StreamInputResponse:
+        self._sandbox.check_named(call.acting_user)
         selector: Selector | None = None
         async for request in call.requests:
             kind = request.WhichOneof("event")
@@ -105,14 +110,16 @@ class ProcessService:
             raise InvalidArgument("StreamInput ended without a start")
         return pb.StreamInputResponse()
 
-    async def send_signal(self, request: pb.SendSignalRequest, _call: Call) -> pb.SendSignalResponse:
+    async def send_signal(self, request: pb.SendSignalRequest, call: Call) -> pb.SendSignalResponse:
+        self._sandbox.check_named(call.acting_user)
         if request.signal not in {pb.SIGNAL_SIGKILL, pb.SIGNAL_SIGTERM}:
             raise InvalidArgument("only SIGKILL and SIGTERM can be sent")
         number = signal.SIGKILL if request.signal == pb.SIGNAL_SIGKILL else signal.SIGTERM
         await self._processes.find(_selector(request.process)).signal(number)
         return pb.SendSignalResponse()
 
-    async def close_stdin(self, request: pb.CloseStdinRequest, _call: Call) -> pb.CloseStdinResponse:
+    async def close_stdin(self, request: pb.CloseStdinRequest, call: Call) -> pb.CloseStdinResponse:
+        self._sandbox.check_named(call.acting_user)
         process = self._processes.find(_selector(request.process))
         if process.terminal is not None:
             raise InvalidArgument("a terminal's input cannot be closed; send the byte 0x04 instead")
