@@ -84,7 +84,7 @@ class Agents:
         *,
         request_id: str,
         acting_user: str | None = None,
-        timeout_ms: int | None = None,
+        timeout_ms: str | None = None,
         keepalive: int | None = None,
     ) -> tuple[tuple[str, str | bytes], ...]:
         """The metadata of a call to the agent; None leaves a key out."""
@@ -96,7 +96,7 @@ class Agents:
         if acting_user is not None:
             pairs.append(("acting-user-bin", acting_user.encode()))
         if timeout_ms is not None:
-            pairs.append(("timeout-ms", str(timeout_ms)))
+            pairs.append(("timeout-ms", timeout_ms))
         if keepalive is not None:
             pairs.append(("keepalive-interval", str(keepalive)))
         return tuple(pairs)

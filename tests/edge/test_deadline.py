@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
+from sandgate_edge.connect.deadline import keepalive_seconds, passed_on, timeout_ms
 from sandgate_errors import InvalidArgument
 
 
@@ -20,6 +20,12 @@ def test_time_limit_is_whole_milliseconds_and_zero_is_none(header, expected):
 def test_any_other_time_limit_is_invalid(header):
     with pytest.raises(InvalidArgument, match="Connect-Timeout-Ms"):
         timeout_ms(header)
+    # Nothing that an agent could take for a number (P27).
+    assert passed_on(header) == "unreadable"
+
+
+def test_limits_are_passed_on_in_the_agents_form():
+    assert [passed_on(header) for header in (None, "0", "007", "60000")] == [None, None, "7", "60000"]
 
 
 @pytest.mark.parametrize(

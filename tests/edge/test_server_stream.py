@@ -225,9 +225,18 @@ async def test_broken_request_ends_in_the_end_frame_and_starts_nothing(edge, bod
     assert edge.agent.requests == []
 
 
-async def test_bad_header_ends_in_the_end_frame(edge):
-    reply = await edge.stream(START, REQUEST, connect_timeout_ms="x")
-    assert (reply.status, reply.end_error["code"]) == (200, "invalid_argument")
+async def test_unreadable_limit_is_the_agents_to_refuse(edge):
+    """P27, T4: it looks at the user first; what no metadata can carry does not pass."""
+
+    async def refuse(_request, _context):
+        raise InvalidArgument("the timeout is not a number")
+        yield STARTED
+
+    edge.agent.on["Start"] = refuse
+    for header in ("x", "-1", "9" * 11, "1 2", "é"):
+        reply = await edge.stream(START, REQUEST, connect_timeout_ms=header)
+        assert (reply.status, reply.end_error["code"]) == (200, "invalid_argument")
+    assert {metadata["timeout-ms"] for metadata in edge.agent.metadata} == {"unreadable"}
 
 
 async def test_refusals_in_front_of_the_agent_are_plain_http(edge):

@@ -355,6 +355,29 @@ def test_headers_of_the_sdks_are_read_and_nothing_is_compressed(wire: Wire) -> N
     assert frames_of(unknown.body)[-1]["error"]["code"] == "unauthenticated"
 
 
+def test_first_failure_decides(wire: Wire) -> None:
+    """P27: the user, then the time limit, then the working directory; the SDKs see one of them."""
+    ghost = {"Authorization": "Basic " + base64.b64encode(b"ghost:").decode()}
+    unreadable = {"Connect-Timeout-Ms": "soon"}
+    body = envelope({"process": {"cmd": "true", "cwd": "~x"}})
+    for headers, code in (
+        ({**ghost, **unreadable}, "unauthenticated"),
+        (unreadable, "invalid_argument"),
+        ({}, "invalid_argument"),
+    ):
+        refused = wire.call("Start", body, {**headers, "Content-Type": "application/connect+json"})
+        error = frames_of(refused.body)[-1]["error"]
+        assert error["code"] == code
+        assert ("timeout" in error["message"]) == (headers == unreadable)
+
+
+def test_unknown_name_is_refused_on_every_route_that_carries_one(wire: Wire) -> None:
+    """U3."""
+    ghost = {"Authorization": "Basic " + base64.b64encode(b"ghost:").decode()}
+    refused = wire.call("List", b"{}", {**ghost, "Content-Type": "application/json"})
+    assert (refused.status, b"ghost" in refused.body) == (401, True)
+
+
 # B17, B19, B21, B23
 
 

@@ -48,7 +48,7 @@ def _begin(request: web.Request, method: Method, *, located: Located) -> Any:
         located,
         request_id=request[REQUEST_ID],
         acting_user=user,
-        timeout_ms=limit,
+        timeout_ms=None if limit is None else str(limit),
         keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
     )
     return method.begin(agents, located)(metadata=metadata)

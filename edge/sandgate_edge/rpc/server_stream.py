@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from sandgate_api.envd.v1 import process_pb2
 from sandgate_edge import following, routing
 from sandgate_edge.connect.codec import Codec
-from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
+from sandgate_edge.connect.deadline import keepalive_seconds, passed_on
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
@@ -55,16 +55,14 @@ def _is_last(message: Message) -> bool:
 async def _begin(
     request: web.Request, method: Method, *, codec: Codec, located: Located
 ) -> grpc.aio.UnaryStreamCall[Message, Message]:
-    # The order of checks is the agent's own: user, time limit, then the message (P27).
     user = acting_user(request)
-    limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
     message = await request.app[POLICY].message(request, codec.decode(method.request, await only_envelope(request)))
     agents = request.app[AGENTS]
     metadata = agents.metadata(
         located,
         request_id=request[REQUEST_ID],
         acting_user=user,
-        timeout_ms=limit,
+        timeout_ms=passed_on(request.headers.get("Connect-Timeout-Ms")),
         keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
     )
     call: grpc.aio.UnaryStreamCall[Message, Message] = method.begin(agents, located)(message, metadata=metadata)
