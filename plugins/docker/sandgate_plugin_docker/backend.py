@@ -33,7 +33,7 @@ from sandgate_plugin_api import (
 )
 from sandgate_plugin_docker.boxes import Box, Identity, Shelf
 from sandgate_plugin_docker.checks import check_engine, check_templates, diagnose
-from sandgate_plugin_docker.containers import LABEL
+from sandgate_plugin_docker.containers import HELPER_LABEL, LABEL
 from sandgate_plugin_docker.engine import Details, Engine, told
 from sandgate_plugin_docker.fleet import Fleet, name_of, runs, to_its_end
 from sandgate_plugin_docker.furnishing import Furnishing
@@ -129,6 +129,7 @@ class DockerBackend(Backend):
             # Who is on no network has no port.
             self.capabilities -= {Capability.NO_INTERNET}
         await self._clear_leftovers()
+        await by_port.sweep()
         for name, settings in self._catalog.configured.items():
             if settings.warm:
                 await self._open_pool(name, settings.warm)
@@ -139,6 +140,8 @@ class DockerBackend(Backend):
         for container in containers:
             if self._fleet.sandbox_of(container).startswith(_WARM_PREFIX):
                 await self._fleet.erase(name_of(container), self._fleet.box_of(container))
+        for helper in await self._engine.list(f"{HELPER_LABEL}={self._identity.gateway}"):
+            await self._engine.remove(helper["Id"])
         used = {container["Labels"].get(f"{LABEL}box") for container in containers}
         keep = {self._bundle.name}
         for box in await asyncio.to_thread(lambda: list(self._shelf.all())):

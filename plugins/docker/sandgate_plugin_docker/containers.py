@@ -9,12 +9,14 @@ from typing import Any
 from sandgate_bundle import MOUNT, UNSET, Bundle
 from sandgate_plugin_docker.templates import Model
 
-__all__ = ["AGENT_PORT", "LABEL", "NAME_LABEL", "READ_ONLY_FOLDERS", "Way", "configuration", "labels"]
+__all__ = ["AGENT_PORT", "HELPER_LABEL", "LABEL", "NAME_LABEL", "READ_ONLY_FOLDERS", "Way", "configuration", "labels"]
 
 #: In front of the name of each label.
 LABEL = "sandgate."
 #: The name that was asked for.
 NAME_LABEL = f"{LABEL}name"
+#: Of containers that are made to read an image or to fill a volume, and never started: whose they are.
+HELPER_LABEL = f"{LABEL}helper"
 #: What agents listen on where they are reached by a port; the same number as E2B's.
 AGENT_PORT = 49983
 #: What the agent needs to act for several accounts, and what root of a usual system expects. Not among them: NET_RAW

@@ -28,6 +28,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 from aiodocker.jsonstream import json_stream_stream
 from aiodocker.stream import Stream
+from aiodocker.volumes import DockerVolume
 
 from sandgate_errors import Conflict, FailedPrecondition, Internal, NoSpace, NotFound, ResourceExhausted, Unavailable
 from sandgate_plugin_docker.settings import DockerSettings
@@ -307,6 +308,21 @@ class Engine:
         """Success also when it is there."""
         untyped: Any = self._docker.volumes
         await self._ask(untyped.create({"Name": name, "Labels": dict(labels)}), limit=_CHANGE_LIMIT)
+
+    async def volumes(self, label: str) -> Sequence[str]:
+        """The names of all with this label."""
+        untyped: Any = self._docker.volumes
+        found = await self._ask(untyped.list(filters={"label": [label]}))
+        return [str(volume["Name"]) for volume in found["Volumes"] or ()]
+
+    async def remove_volume(self, name: str) -> None:
+        """Success also when it is not there, or something uses it."""
+        volume: Any = DockerVolume(self._docker, name)
+        try:
+            await self._ask(volume.delete(), limit=_CHANGE_LIMIT)
+        except Refused as refused:
+            if refused.status not in {404, 409}:
+                raise
 
     # What all calls have in common.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandgate_plugin_docker import enter
 from sandgate_plugin_docker.boxes import Identity
-from sandgate_plugin_docker.containers import LABEL
+from sandgate_plugin_docker.containers import HELPER_LABEL
 from sandgate_plugin_docker.engine import Engine
 from sandgate_plugin_docker.templates import Model
 
@@ -63,7 +63,7 @@ class Furnishing:
         config = {
             "Image": model.image.id,
             "Cmd": ["/never-started"],
-            "Labels": {f"{LABEL}reading": self._identity.gateway},
+            "Labels": {HELPER_LABEL: self._identity.gateway},
         }
         name = f"sandgate-{self._identity.gateway}-r{secrets.token_hex(8)}"
         container = await self._engine.create(config, name=name)

@@ -37,8 +37,8 @@ _REFERENCE = re.compile(
     r"(?P<digest>@sha256:[0-9a-f]{64})?"
 )
 _LONGEST_REFERENCE = 255
-#: Snapshots, of whichever gateway.
-_OURS = re.compile(r"sandgate-[0-9a-f]{8}/")
+#: Snapshots, of whichever gateway; the engine takes the usual registry's name in front of one for nothing at all.
+_OURS = re.compile(r"(?:^|/)sandgate-[0-9a-f]{8}/")
 _MISSING = re.compile(
     r"not found|does not exist|manifest unknown|no such image|invalid reference|repository name", re.IGNORECASE
 )
@@ -51,7 +51,7 @@ def is_reference(name: str) -> bool:
     images that the gateway makes itself.
     """
     match = _REFERENCE.fullmatch(name) if len(name) <= _LONGEST_REFERENCE else None
-    return match is not None and match["name"] != "sha256" and _OURS.match(match["name"]) is None
+    return match is not None and match["name"] != "sha256" and _OURS.search(match["name"]) is None
 
 
 def full_reference(reference: str) -> str:

@@ -23,7 +23,7 @@ from sandgate_bundle import MOUNT, Bundle
 from sandgate_errors import FailedPrecondition, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 from sandgate_plugin_docker.boxes import Box, Identity
-from sandgate_plugin_docker.containers import AGENT_PORT, LABEL, Way
+from sandgate_plugin_docker.containers import AGENT_PORT, HELPER_LABEL, LABEL, Way
 from sandgate_plugin_docker.engine import Details, Engine
 from sandgate_plugin_docker.meeting import START_LIMIT_SECONDS, check, parse_answer
 from sandgate_plugin_docker.reaching import first_line
@@ -109,6 +109,12 @@ class ByPort:
         self._tunnels.clear()
         await asyncio.gather(*(tunnel.close() for tunnel in tunnels))
 
+    async def sweep(self) -> None:
+        """Remove the volumes of earlier versions, but for those that sandboxes still have."""
+        for volume in await self._engine.volumes(f"{LABEL}gateway={self._identity.gateway}"):
+            if volume != self._volume:
+                await self._engine.remove_volume(volume)
+
     async def _fill_volume(self, model: Model) -> None:
         """Copy the bundle to the engine's host, once for each version."""
         async with self._filling:
@@ -118,7 +124,7 @@ class ByPort:
             config = {
                 "Image": model.image.id,
                 "Cmd": ["/never-started"],
-                "Labels": {f"{LABEL}filling": self._identity.gateway},
+                "Labels": {HELPER_LABEL: self._identity.gateway},
                 "HostConfig": {"Mounts": [{"Type": "volume", "Source": self._volume, "Target": MOUNT}]},
             }
             name = f"sandgate-{self._identity.gateway}-f{secrets.token_hex(8)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -128,7 +127,8 @@ class DockerSettings(_Sandbox):
     pull: Literal["missing", "always", "never"] = "missing"
     #: Seconds without any progress after which a pull has failed.
     pull_stall: int = Field(default=30, ge=1)
-    #: Image references that clients may give as a template's id: true for any, or patterns as ``ghcr.io/me/*``.
+    #: Image references that clients may give as a template's id: true for any, or patterns as ``ghcr.io/me/*``, in which
+    #: ``*`` is anything but a slash and ``**`` anything.
     allow_images: bool | Words = False
     templates: dict[str, TemplateSettings] = Field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class DockerSettings(_Sandbox):
         """Whether clients may name this image."""
         if isinstance(self.allow_images, bool):
             return self.allow_images
-        return any(fnmatch.fnmatchcase(reference, pattern) for pattern in self.allow_images)
+        return any(_pattern(pattern).fullmatch(reference) for pattern in self.allow_images)
 
     @classmethod
     def read(cls, table: Mapping[str, object]) -> DockerSettings:
@@ -164,6 +164,12 @@ class DockerSettings(_Sandbox):
         except ValidationError as error:
             faults = "; ".join(f"'{_place(fault['loc'])}': {_fault(fault['msg'])}" for fault in error.errors())
             raise FailedPrecondition(f"settings of backend 'docker': {faults}") from None
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """With ``*`` over a slash, ``python:*`` would also be all that a host ``python`` has at any of its ports."""
+    kinds = {"**": ".*", "*": "[^/]*"}
+    return re.compile("".join(kinds.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", text)))
 
 
 def _place(location: tuple[int | str, ...]) -> str:

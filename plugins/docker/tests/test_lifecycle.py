@@ -53,6 +53,26 @@ async def test_cancelled_create_leaves_no_container(gateway, backend, delay):
     assert not list(gateway.runtime.iterdir())
 
 
+async def test_what_a_killed_gateway_had_in_hand_is_removed_at_the_next_start(gateway):
+    """Containers that are there to look into an image, and the bundle of an earlier version on the engine's host."""
+    image = gateway.images.busybox()
+    async with gateway.backend():
+        pass
+    helper = docker("create", "--label", f"sandgate.helper={gateway.id}", image, "/never-started").stdout.strip()
+    volumes = [f"sandgate-{gateway.id}-{name}" for name in ("old", "used")]
+    for volume in volumes:
+        docker("volume", "create", "--label", f"sandgate.gateway={gateway.id}", volume)
+    user = docker("create", "-v", f"{volumes[1]}:/bundle", image, "/never-started").stdout.strip()
+    try:
+        async with gateway.backend():
+            assert helper not in docker("ps", "-aq", "--no-trunc").stdout
+            left = docker("volume", "ls", "-q", "--filter", f"label=sandgate.gateway={gateway.id}").stdout.split()
+            assert left == [volumes[1]]
+    finally:
+        docker("rm", "-f", helper, user, check=False)
+        docker("volume", "rm", "-f", *volumes, check=False)
+
+
 async def test_container_removed_behind_our_back_is_gone_and_can_be_destroyed(gateway, backend):
     placement = await gateway.create(backend)
     docker("rm", "-f", str(placement.handle["container"]))

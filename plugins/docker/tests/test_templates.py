@@ -15,6 +15,7 @@ from aiohttp import web
 
 from sandgate_errors import NotFound, Unavailable
 from sandgate_plugin_docker.images import is_reference
+from sandgate_plugin_docker.settings import DockerSettings
 from sandgate_testing.engine import docker
 
 
@@ -114,6 +115,8 @@ def test_ids_of_images_and_images_of_the_gateway_are_no_references():
     for name in (
         "sha256:" + "a" * 64,
         "sandgate-0a1b2c3d/snapshots:s1",
+        "docker.io/sandgate-0a1b2c3d/snapshots:s1",
+        "index.docker.io/sandgate-0a1b2c3d/snapshots:s1",
         "../x",
         "a b",
         "A",
@@ -125,6 +128,23 @@ def test_ids_of_images_and_images_of_the_gateway_are_no_references():
         assert not is_reference(name), name
     for name in ("debian", "debian:12", "ghcr.io/me/it@sha256:" + "a" * 64, "localhost:5000/a/b:c", "a_b/c-d"):
         assert is_reference(name), name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "not_allowed"),
+    [
+        ("ghcr.io/me/*", ["ghcr.io/me/a", "ghcr.io/me/a:1", f"ghcr.io/me/a@sha256:{'a' * 64}"], ["ghcr.io/me/a/b", "ghcr.io/mean/a"]),
+        ("ghcr.io/me/**", ["ghcr.io/me/a", "ghcr.io/me/a/b:1"], ["ghcr.io/me", "x/ghcr.io/me/a"]),
+        # A tag and a port are written alike.
+        ("python:*", ["python:3.12"], ["python", "python:5000/a", "python:5000/a:3.12"]),
+        ("python*", ["python", "python:3.12", "python2"], ["python.example/a"]),
+        ("a.b/c", ["a.b/c"], ["axb/c", "a.b/c:1"]),
+        ("[ab]?", [], ["a", "ab"]),
+    ],
+)  # fmt: skip
+def test_pattern_stays_within_its_registry(pattern, allowed, not_allowed):
+    settings = DockerSettings.read({"allow_images": [pattern]})
+    assert [name for name in (*allowed, *not_allowed) if settings.allows(name)] == allowed
 
 
 async def test_images_by_reference_only_where_allowed(gateway):
