@@ -76,7 +76,8 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         accounts, system_files=settings.system_files, programs=elevation.programs if elevation is not None else None
     )
     watchers = Watchers()
-    tunnels = Tunnels(Listeners(root_spawner) if settings.network == "shared" else None)
+    listeners = Listeners(root_spawner) if settings.network == "shared" else None
+    tunnels = Tunnels(listeners, closed=settings.closed_ports)
     agent_service = AgentService(sandbox, tunnels, journal, warm=launcher.warm, meter=Meter(settings.measured))
     services = (ProcessService(processes, sandbox), FilesystemService(sandbox, watchers), agent_service)
     health = Health(frozenset(service.name for service in services))

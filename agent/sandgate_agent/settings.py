@@ -55,6 +55,8 @@ class Settings:
     sudo: str | None = None
     #: Whether the network is this sandbox's alone. Where it is not, a tunnel reaches what its own processes listen on.
     network: str = "shared"
+    #: Ports of the sandbox to which no tunnel leads: what the platform itself listens on there.
+    closed_ports: frozenset[int] = frozenset()
     #: The descriptor of the folder in which ``listen`` is, where that folder has no path in the sandbox; None: it has one.
     folder: int | None = None
     #: What ``listen`` is served with; None: without TLS.
@@ -85,6 +87,7 @@ class Settings:
             system_files=_flag(given, "system_files"),
             sudo=_text(given, "sudo") if given.get("sudo") is not None else None,
             network=_text(given, "network") if given.get("network") is not None else cls.network,
+            closed_ports=_ports(given.get("closed_ports")),
             folder=_descriptor(given.get("folder")),
             tls=_identification(given.get("tls")),
             groups=_groups(given.get("groups")),
@@ -184,6 +187,14 @@ def _folders(given: object) -> dict[str, str]:
     ):
         raise BadSettings("measured is not an object of absolute paths")
     return dict(given)
+
+
+def _ports(given: object) -> frozenset[int]:
+    if given is None:
+        return frozenset()
+    if not isinstance(given, list) or not all(isinstance(port, int) and 0 < port <= _LARGEST_PORT for port in given):
+        raise BadSettings("closed_ports is not a list of ports")
+    return frozenset(given)
 
 
 def _identification(given: object) -> Identification | None:

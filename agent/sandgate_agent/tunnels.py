@@ -29,8 +29,12 @@ _LARGEST_PORT = 65535
 class Tunnels:
     """All tunnels of this agent. ``listeners`` where other sandboxes share the network; None where it is our own."""
 
-    def __init__(self, listeners: Listeners | None, *, most: int = _MOST_TUNNELS) -> None:
+    def __init__(
+        self, listeners: Listeners | None, *, closed: frozenset[int] = frozenset(), most: int = _MOST_TUNNELS
+    ) -> None:
+        """Ports that are ``closed`` are to callers as if nothing listened on them."""
         self._listeners = listeners
+        self._closed = closed
         self._most = most
         self._open = 0
 
@@ -42,6 +46,8 @@ class Tunnels:
         """
         if not 0 < port <= _LARGEST_PORT:
             raise InvalidArgument("a port is a number from 1 to 65535")
+        if port in self._closed:
+            raise SandboxUnreachable(f"nothing listens on port {port}")
         if self._open >= self._most:
             raise ResourceExhausted(f"there are {self._most} connections to ports of this sandbox already")
         self._open += 1

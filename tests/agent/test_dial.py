@@ -348,3 +348,13 @@ async def test_messages_out_of_order_are_refused(agent: Agent) -> None:
 async def test_dial_needs_the_token(agent: Agent) -> None:
     call: Any = agent.agent.Dial(metadata=agent.metadata(token="wrong"))
     assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_closed_ports_are_as_if_nothing_listened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        async with Tunnels(None).open(port):
+            pass
+        with pytest.raises(SandboxUnreachable, match=f"nothing listens on port {port}"):
+            async with Tunnels(None, closed=frozenset({port})).open(port):
+                pass

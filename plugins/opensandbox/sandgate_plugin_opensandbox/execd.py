@@ -20,11 +20,13 @@ import aiohttp
 from sandgate_errors import Internal, SandboxUnreachable, Unavailable
 from sandgate_plugin_opensandbox.server import Endpoint
 
-__all__ = ["EXECD_PORT", "Execd", "Outcome"]
+__all__ = ["EGRESS_PORT", "EXECD_PORT", "Execd", "Outcome"]
 
 _log = logging.getLogger(__name__)
 
 EXECD_PORT = 44772
+#: Of the sidecar that keeps rules, in the same network.
+EGRESS_PORT = 18080
 _TOKEN_HEADER = "X-EXECD-ACCESS-TOKEN"  # noqa: S105 - a name
 #: Seconds.
 _CALL_LIMIT = 20.0
@@ -91,6 +93,14 @@ class Execd:
                 status: int = response.status
                 return status == 200
         return False
+
+    async def is_open(self) -> bool:
+        """Whether anybody may give it commands: whoever reaches it is root of the sandbox."""
+        headers = {name: value for name, value in self._headers.items() if name != _TOKEN_HEADER}
+        async with _calls("say who may use it", _CALL_LIMIT):
+            url = self._endpoint.url("command/status/none")
+            async with self._session.get(url, headers=headers) as response:
+                return bool(response.status != 401)
 
     def _get(self, path: str) -> Any:
         return self._session.get(self._endpoint.url(path), headers=self._headers)

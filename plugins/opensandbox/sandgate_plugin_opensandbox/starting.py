@@ -19,7 +19,7 @@ from pathlib import Path
 from sandgate_bundle import MOUNT, Bundle
 from sandgate_errors import Internal, SandboxUnreachable, Unavailable
 from sandgate_plugin_api import AgentAddress
-from sandgate_plugin_opensandbox.execd import EXECD_PORT, Execd
+from sandgate_plugin_opensandbox.execd import EGRESS_PORT, EXECD_PORT, Execd
 from sandgate_plugin_opensandbox.identity import Identity, Name
 from sandgate_plugin_opensandbox.server import Endpoint, Server
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings, TemplateSettings
@@ -87,6 +87,7 @@ class Starter:
         self._bundle = bundle
         self._archive = archive
         self._tunnels = tunnels
+        self._looked_at_execd = False
 
     def environment(self, name: Name) -> Mapping[str, str]:
         """What the sandbox's first program has to be given."""
@@ -151,6 +152,14 @@ class Starter:
                 "execd of %s does not answer at %s: %s", name.sandbox, endpoint.base, await self._server.log(sandbox)
             )
             raise Unavailable("the sandbox did not come up in time") from None
+        if not self._looked_at_execd:
+            self._looked_at_execd = True
+            if await execd.is_open():
+                _log.warning(
+                    "execd of this server does not ask for its token: who reaches a sandbox's network is root in it. "
+                    "Keep sandboxes apart, or take an execd that knows %s",
+                    EXECD_TOKEN,
+                )
         return execd
 
     async def _put_bundle(self, execd: Execd, archive: Path) -> None:
@@ -175,8 +184,9 @@ class Starter:
             "token": self._identity.token(name, "agent"),
             "identity": "switch",
             "system_files": True,
-            # Although it is the sandbox's own: execd and the door listen in it, and no port of a sandbox leads there.
-            "network": "shared",
+            "network": "own",
+            # execd, the door and the egress sidecar: a port's address opens them to nobody.
+            "closed_ports": sorted({EXECD_PORT, EGRESS_PORT, self._port}),
         }
         if template.sudo:
             agent["sudo"] = _SUDO

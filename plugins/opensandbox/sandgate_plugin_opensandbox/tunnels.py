@@ -52,7 +52,7 @@ class Tunnel:
     async def open(self) -> None:
         # Of an earlier start: nobody else makes anything here.
         self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._carry, self._path, limit=2 * _PIECE)
+        self._server = await asyncio.start_unix_server(self._accept, self._path, limit=2 * _PIECE)
         self._path.chmod(0o600)
 
     async def close(self) -> None:
@@ -77,10 +77,13 @@ class Tunnel:
         async with await self._connect() as door:
             await door.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine runs in one
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own, and not the streams': those take the cancellation of one for a fault.
+        task = asyncio.ensure_future(self._carry(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with await self._connect() as door:
                 await _join(reader, writer, door)
@@ -88,7 +91,6 @@ class Tunnel:
             _log.warning("the agent behind %s cannot be reached: %s", self._path.name, error)
         finally:
             writer.close()
-            self._connections.discard(task)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         known = self._endpoint

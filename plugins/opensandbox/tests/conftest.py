@@ -7,16 +7,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
-from sandgate_bundle import Bundle, make_portable
+from sandgate_bundle import MOUNT, Bundle, make_portable
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
 from sandgate_plugin_opensandbox import enter
 from sandgate_plugin_opensandbox.backend import OpenSandboxBackend
@@ -27,11 +28,14 @@ from sandgate_testing.requirements import lacking, need
 from sandgate_testing.sdk import PackageUnavailable
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test may have to install the server."""
+    """One worker runs them all, as bundle and server take longer to make than most of them; the first may install it."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(550))
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("opensandbox"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(550))
 
 
 @pytest.fixture(scope="session")
@@ -50,12 +54,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return bundle
 
 
-@pytest.fixture(scope="module")
-def server(images: Images, library: Bundle) -> Iterator[OpenSandboxServer]:
-    """One for each module; a test that ends it starts it again."""
+StartServer = Callable[..., AbstractContextManager[OpenSandboxServer]]
+
+
+@pytest.fixture(scope="session")
+def start_server(images: Images) -> StartServer:
+    """A server for a block; keyword arguments as of :class:`OpenSandboxServer`."""
+    return functools.partial(_started, images)
+
+
+@contextmanager
+def _started(images: Images, **options: Any) -> Iterator[OpenSandboxServer]:
+    """After the block nothing may be left on it."""
     need("packages")
     try:
-        server = OpenSandboxServer(execd_image=images.execd())
+        server = OpenSandboxServer(execd_image=images.execd(), **options)
     except PackageUnavailable as error:
         lacking("packages", str(error))
     try:
@@ -65,6 +78,13 @@ def server(images: Images, library: Bundle) -> Iterator[OpenSandboxServer]:
     finally:
         server.discard()
     assert left == []
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer, library: Bundle) -> Iterator[OpenSandboxServer]:
+    """One for each module, whose sandboxes have the bundle mounted; a test that ends it starts it again."""
+    with start_server(binds=(f"{library.path}:{MOUNT}:ro",)) as server:
+        yield server
 
 
 @dataclass
@@ -87,6 +107,7 @@ class Gateway:
             runtime_dir=self.runtime,
             settings={
                 **self.server.settings,
+                "agent_mount": True,
                 "templates": {"base": {"image": self.image, "cpu_count": 1, "memory_mb": 512}},
                 **self.settings,
                 **settings,

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sandgate_testing.engine import docker
 from sandgate_testing.sdk import pip_environment
 
 __all__ = ["OpenSandboxServer", "ServerFailed"]
@@ -47,6 +48,8 @@ class OpenSandboxServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._config = self._folder / "config.toml"
         first = _FIRST_PORT + os.getpid() * _PORTS % (_LAST_PORT - _FIRST_PORT)
+        #: What it gives out.
+        self.ports = range(first, first + _PORTS)
         self._config.write_text(
             f"""
 [server]
@@ -132,8 +135,12 @@ mode = "direct"
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def sandboxes(self) -> list[dict[str, Any]]:
+        """Its own: it lists those of every server on the engine, of which only the ports tell."""
         found: list[dict[str, Any]] = self.call("GET", "/v1/sandboxes?pageSize=200")["items"]
-        return found
+        form = '{{.Label "opensandbox.io/id"}} {{.Label "opensandbox.io/http-port"}}'
+        listed = docker("ps", "-a", "--filter", "label=opensandbox.io/id", "--format", form).stdout.splitlines()
+        ports = dict(line.split(maxsplit=1) for line in listed if line.count(" ") == 1 and not line.endswith(" "))
+        return [each for each in found if int(ports.get(each["id"], 0)) in self.ports]
 
     def snapshots(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.call("GET", "/v1/snapshots?pageSize=200")["items"]
