@@ -2,7 +2,7 @@
 
 Counting is a dictionary and an addition, done for every request whether anybody asks or not. The core shows the numbers
 (``sandgate_core.edges``): it holds our call until Prometheus asks it, so they are as fresh as its own. Labels have few
-values whatever clients send: a route as it is written in the table, a method that HTTP knows, a status.
+values whatever clients send: a route as it is written in the table, a method and a status that HTTP knows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from http import HTTPStatus
 
 import structlog
 
@@ -30,6 +31,8 @@ _LAG_STEP = 0.5
 #: Seconds until the core is called again that could not be.
 _RETRY = 1.0
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+#: 499: the client left. A server in a sandbox may answer with any other number too.
+_STATUSES = frozenset({"499", *(str(status.value) for status in HTTPStatus)})
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -67,6 +70,8 @@ class Telemetry:
         """``seconds`` to the beginning of the answer; None where there was none."""
         if method not in _METHODS:
             method = "other"
+        if code.isdigit() and code not in _STATUSES:
+            code = "other"
         key = (route, method, code)
         self._answers[key] = self._answers.get(key, 0) + 1
         if seconds is not None:
