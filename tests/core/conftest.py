@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 import sqlalchemy as sa
+import structlog
 from google.protobuf.duration_pb2 import Duration
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -401,6 +402,14 @@ class Deployment:
         # The callers' channels close before the core does.
         async with run_core(settings, {"local": self.backend}) as core, AsyncExitStack() as stack:
             yield Running(core.targets[0], core.first_key_created, stack)
+
+
+@pytest.fixture(autouse=True)
+def plain_log() -> Iterator[None]:
+    """As the core's process has it: rendered for a terminal, a traceback takes longer than some deadlines and leases here."""
+    structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()])
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 import asyncpg
 import grpc
 import pytest
-import structlog
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -38,14 +37,6 @@ from sandgate_plugin_api import Capability
 
 SEED = "5e" * 32
 TOKENS = Tokens(bytes.fromhex(SEED))
-
-
-@pytest.fixture(autouse=True)
-def plain_log():
-    """As the core's process has it: rendered for a terminal, a traceback takes longer than the leases of these tests."""
-    structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()])
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture
