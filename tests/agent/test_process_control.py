@@ -51,6 +51,26 @@ async def test_unknown_name_is_refused_on_calls_that_act_as_nobody_too(agent: Ag
         assert (await running.rest()).stdout == b""
 
 
+async def test_stream_of_input_ends_at_its_limit_and_the_process_goes_on(agent: Agent) -> None:
+    """T7, A20: what was sent before has arrived."""
+
+    async def stream(text: bytes) -> AsyncIterator[process_pb2.StreamInputRequest]:
+        start = process_pb2.StreamInputRequest.StartEvent(process=running.selector)
+        yield process_pb2.StreamInputRequest(start=start)
+        given = process_pb2.ProcessInput(stdin=text)
+        yield process_pb2.StreamInputRequest(data=process_pb2.StreamInputRequest.DataEvent(input=given))
+        await asyncio.sleep(60)
+
+    async with agent.running("cat", stdin=True) as running:
+        async with code_of(grpc.StatusCode.DEADLINE_EXCEEDED, "0.3 s"):
+            await agent.processes.StreamInput(stream(b"a\n"), metadata=agent.metadata(timeout_ms=300))
+        await running.read_until(b"a\n")
+        async with code_of(INVALID, "timeout"):
+            await agent.processes.StreamInput(stream(b""), metadata=agent.metadata(timeout_ms="x"))
+        await running.send(b"b\n")
+        await running.read_until(b"b\n")
+
+
 async def test_late_follower_gets_what_comes_from_now_on(agent: Agent) -> None:
     """A2, A3, A4."""
     async with agent.running("/bin/sh", "-c", "echo early; read x; echo late; exit 4", stdin=True) as running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Mapping
 from typing import TypeVar
@@ -95,6 +96,16 @@ class ProcessService:
 
     async def stream_input(self, call: Call) -> pb.StreamInputResponse:
         self._sandbox.check_named(call.acting_user)
+        limit = call.limit()
+        try:
+            async with asyncio.timeout(limit) as bound:
+                return await self._take_input(call)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise DeadlineExceeded(f"the stream of input ran into its time limit of {limit:g} s") from None
+
+    async def _take_input(self, call: Call) -> pb.StreamInputResponse:
         selector: Selector | None = None
         async for request in call.requests:
             kind = request.WhichOneof("event")

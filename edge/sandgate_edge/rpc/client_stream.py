@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
-from sandgate_edge.connect.deadline import keepalive_seconds, timeout_ms
+from sandgate_edge.connect.deadline import keepalive_seconds, passed_on
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
@@ -42,13 +42,12 @@ async def client_stream(request: web.Request, method: Method) -> web.StreamRespo
 
 def _begin(request: web.Request, method: Method, *, located: Located) -> Any:
     user = acting_user(request)
-    limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
     agents = request.app[AGENTS]
     metadata = agents.metadata(
         located,
         request_id=request[REQUEST_ID],
         acting_user=user,
-        timeout_ms=None if limit is None else str(limit),
+        timeout_ms=passed_on(request.headers.get("Connect-Timeout-Ms")),
         keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
     )
     return method.begin(agents, located)(metadata=metadata)
