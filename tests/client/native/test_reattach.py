@@ -91,22 +91,22 @@ async def test_a_core_that_is_killed_during_output_costs_no_byte(box, open_gatew
     gateway.wait_for_new_core(*old)
 
 
-def test_a_gateway_that_is_stopped_and_started_costs_no_byte(make_gateway: Callable[..., Gateway]):
+async def test_a_gateway_that_is_stopped_and_started_costs_no_byte(kind, make_gateway: Callable[..., Gateway]):
     gateway = make_gateway(on_exit="keep")
     gateway.start()
-    box = Sandbox.create(state_dir=gateway.state_dir)
-    handle = box.commands.run(COUNTER, background=True)
+    box = await done(kind.create(state_dir=gateway.state_dir))
+    handle = await done(box.commands.run(COUNTER, background=True))
     restarted = threading.Thread(target=lambda: (gateway.stop(), gateway.start()))
     began = False
-    while (output := handle.read()) is not None:
+    while (output := await done(handle.read())) is not None:
         if not began and output.stdout:
             restarted.start()
             began = True
     restarted.join()
     assert (handle.stdout, handle.stderr, handle.exit_code) == (COUNTED, COUNTED_ERRORS, 9)
     assert handle.reconnects >= 1
-    assert box.kill() is True
-    box.close()
+    assert await done(box.kill()) is True
+    await done(box.close())
     gateway.stop()
 
 
