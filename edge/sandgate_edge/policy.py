@@ -24,6 +24,7 @@ from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge import routing
 from sandgate_edge.core_client import CoreClient, Located
 from sandgate_edge.keys import AGENT_REQUEST, CORE, NAMED, POLICY, REQUEST_ID, REST_REQUEST, SANDBOX_ID, SETTINGS, USED
+from sandgate_edge.ports import to_port
 from sandgate_edge.rest.query import parse
 from sandgate_errors import Internal, InvalidArgument, NotFound, SandgateError, Unauthenticated
 from sandgate_plugin_api import (
@@ -113,6 +114,15 @@ class EdgePolicy:
         return changed
 
     # Data plane
+
+    def may_mean_the_agent(self, request: web.Request) -> bool:
+        """Whether plugins are to be asked about a request whose headers name another port, but whose path is the agent's."""
+        return (
+            self.has("sandgate_agent_request")
+            and request.method in {"GET", "POST"}
+            and _may_be_for_agent(request)
+            and _named_by(request) == "headers"
+        )
 
     async def agent_request(self, request: web.Request) -> web.Request:
         """The request as the plugins want it. Raises what they refuse it with."""
@@ -279,6 +289,10 @@ async def agent_requests(request: web.Request, handler: Next) -> web.StreamRespo
         return await handler(request)
     policy = request.app[POLICY]
     shaped = await policy.agent_request(request)
+    if (port := _other_port(shaped)) is not None:
+        # Nobody has sent it to the agent: it goes where it was to go, as it came, and no hook has a say in it.
+        request.pop(AGENT_REQUEST, None)
+        return await to_port(request, *port)
     complete = False
     try:
         response = await handler(shaped)
@@ -305,6 +319,15 @@ async def opened(app: web.Application) -> AsyncIterator[None]:
     reporting.cancel()
     await asyncio.wait({reporting})
     await policy.close()
+
+
+def _other_port(request: web.Request) -> tuple[str, int] | None:
+    """The sandbox and port, where it is not the agent's."""
+    try:
+        named = routing.sandbox_id_of(request)
+    except InvalidArgument:
+        return None  # Found and answered again where such errors are.
+    return None if named is None or named[1] == routing.AGENT_PORT else named
 
 
 def _may_be_for_agent(request: web.Request) -> bool:

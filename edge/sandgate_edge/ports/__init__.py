@@ -5,7 +5,7 @@ over a tunnel of the agent (``tunnel.py``), and its answer goes to the client's 
 is its own business: no header of the gateway's is added to it, and its preflights, paths and errors are its own.
 """
 
-from sandgate_edge.ports.forward import forward
+from sandgate_edge.ports.forward import forward, to_port
 from sandgate_edge.ports.pages import refusal, wants_page
 
-__all__ = ["forward", "refusal", "wants_page"]
+__all__ = ["forward", "refusal", "to_port", "wants_page"]

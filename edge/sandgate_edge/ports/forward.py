@@ -12,7 +12,7 @@ from aiohttp import web
 
 from sandgate_edge import routing
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import ANSWER_BEGAN, CORE, PORT, REQUEST_ID, SETTINGS
+from sandgate_edge.keys import ANSWER_BEGAN, CORE, POLICY, PORT, REQUEST_ID, SETTINGS
 from sandgate_edge.ports.exchange import Exchange, NoAnswer, Passed
 from sandgate_edge.ports.heads import TRAFFIC_TOKEN, request_head
 from sandgate_edge.ports.pages import refusal
@@ -20,7 +20,7 @@ from sandgate_edge.ports.tunnel import open_tunnel
 from sandgate_edge.responses import internal
 from sandgate_errors import InvalidArgument, PermissionDenied, SandboxNotFound, SandgateError
 
-__all__ = ["forward"]
+__all__ = ["forward", "to_port"]
 
 
 @web.middleware
@@ -33,9 +33,13 @@ async def forward(
     except InvalidArgument:
         # Found and answered again where such errors are.
         return await handler(request)
-    if named is None or named[1] == routing.AGENT_PORT:
+    if named is None or named[1] == routing.AGENT_PORT or request.app[POLICY].may_mean_the_agent(request):
         return await handler(request)
-    sandbox_id, port = named
+    return await to_port(request, *named)
+
+
+async def to_port(request: web.Request, sandbox_id: str, port: int) -> web.StreamResponse:
+    """The answer of a server in a sandbox, or why there is none."""
     request[PORT] = port
     try:
         return await _forward(request, sandbox_id, port)

@@ -182,6 +182,9 @@ async def sandgate_describe(sandbox: SandboxInfo, reply: Reply) -> Mapping[str, 
 async def sandgate_agent_request(request: AgentRequest) -> AgentRequest | None:
     """Amend or refuse a request of the data plane, before its sandbox is looked up: headers (also those that name the
     sandbox) and query.
+
+    A GET or POST whose headers name another port than the agent's, but whose path is one of the agent's, is asked about
+    too: it is the agent's where the hook sets that port, else it goes to its port as it came.
     """
 
 

@@ -88,6 +88,44 @@ def _(side: Side) -> Any:
     )
 
 
+@rule(2, "port-header-is-not-read", rock=(200, 200, 204, None), plain=(502, 400, 502, "unavailable"))
+def _(side: Side) -> Any:
+    other = {"E2b_Sandbox_Port": "3000"}
+    answer = side.agent(
+        side.shared,
+        "POST",
+        "/process.Process/Start",
+        start_body("true"),
+        Content_Type="application/connect+json",
+        Connect_Timeout_Ms="60000",
+        **other,
+    )
+    return (
+        side.agent(side.shared, "GET", "/files?path=.bashrc", **other).status,
+        side.agent(side.shared, "GET", "/files?path=.bashrc", E2b_Sandbox_Port="x").status,
+        side.agent(side.shared, "GET", "/health", **other).status,
+        envelopes(answer.body)[-1].get("code") if answer.status == 200 else "unavailable",
+    )
+
+
+@same(2, "ports-by-headers-are-reached-still", "served\n")
+def _(side: Side) -> Any:
+    made = side.create()
+    with socket.socket() as free:
+        # Sandboxes may share the machine's ports.
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = f"mkdir -p w/sub && echo served > w/sub/page && cd w && exec python3 -m http.server {port}"
+    connection = _begin(side, command=f"{serve} >/dev/null 2>&1", sandbox=made)
+
+    def page() -> Any:
+        return side.agent(made, "GET", "/sub/page", E2b_Sandbox_Port=str(port))
+
+    assert changes(lambda: page().status == 200, patience=30)
+    connection.close()
+    return page().body.decode()
+
+
 @rule(4, "wrong-resources-of-a-cold-start-are-refused", rock={400}, plain={404})
 def _(side: Side) -> Any:
     return {
