@@ -314,6 +314,9 @@ class DockerBackend(Backend):
             await self._engine.pause(details["Id"])
         elif handle.get("paused") == "files":
             raise DataLoss("the memory of the sandbox was given up before")
+        elif handle.get("paused") == "memory":
+            # A restart of the engine took its processes. Its files are there, and a resume says what is lost.
+            return
         else:
             raise NotFound("the sandbox has ended")
 
