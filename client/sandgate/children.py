@@ -21,7 +21,7 @@ from sandgate.config import PREFIX
 from sandgate.logs import Lines, Log, printable
 from sandgate_errors import Unavailable
 
-__all__ = ["Child", "Kind"]
+__all__ = ["Child", "Kind", "Refused"]
 
 #: A ready line is short; more than this without a line feed is not one.
 _READY_LIMIT = 64 * 1024
@@ -61,6 +61,10 @@ class _Pipes(asyncio.subprocess.SubprocessStreamProtocol):
         self.exited.set()
 
 
+class Refused(Unavailable):
+    """A child said why it does not start, and ended by itself."""
+
+
 class Child:
     """A started and ready process. ``start`` is the way to one; ``stop`` ends it, however it is."""
 
@@ -80,8 +84,8 @@ class Child:
     async def start(cls, kind: Kind, settings: Mapping[str, object], *, log: Log, tasks: asyncio.TaskGroup) -> Child:
         """A child that is ready. ``tasks`` owns the readers of its output, and must outlive it.
 
-        Raises Unavailable with the child's own line when it does not come up; nothing of it is left then, nor after a
-        cancellation.
+        Raises Unavailable when it does not come up, and Refused with the child's own line where that is how it ended;
+        nothing of it is left then, nor after a cancellation.
         """
         child = cls(kind, *await _spawn(kind), log)
         try:
@@ -94,6 +98,10 @@ class Child:
         except TimeoutError:
             await child.stop(grace=_START_GRACE)
             raise Unavailable(f"{kind.name} was not ready within {kind.ready_within:g} s") from None
+        except Refused as refusal:
+            if await child.stop(grace=_START_GRACE):
+                raise
+            raise Unavailable(refusal.message) from None
         except BaseException:
             # Also when it was called off half-way: it is asked before it is killed, since it may have begun to make things.
             await child.stop(grace=_START_GRACE)
@@ -165,7 +173,7 @@ class Child:
                 f"{self.kind.name} did not say that it is ready but: {printable(raw[:200].decode('utf-8', 'replace'))}"
             )
         if answer["ready"] is not True:
-            raise Unavailable(printable(str(answer.get("error") or f"{self.kind.name} could not start")))
+            raise Refused(printable(str(answer.get("error") or f"{self.kind.name} could not start")))
         return answer
 
     async def _first_line(self) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import sandgate_tracing
 from sandgate import listening, runtime, state
-from sandgate.children import Child, Kind
+from sandgate.children import Child, Kind, Refused
 from sandgate.config import Configuration, Settings
 from sandgate.logs import Log
 from sandgate_errors import SandgateError, Unavailable
@@ -162,7 +162,7 @@ class _Gateway:
     """The running processes. Tasks: the supervisors, which end at the signal, and the readers of the children's output."""
 
     def __init__(self, plan: _Plan, log: Log, *, core_began: Callable[[], None]) -> None:
-        """``core_began`` is called once a core serves."""
+        """``core_began`` is called once a core may have made what is worth keeping."""
         self._plan = plan
         self._core_began = core_began
         self._log = log
@@ -205,7 +205,14 @@ class _Gateway:
     async def _start_core(self, readers: asyncio.TaskGroup, *, first_start: bool) -> Child:
         settings = self._plan.core(first_start=first_start)
         self._core = None
-        self._core = await Child.start(self._kind(_CORE), settings, log=self._log, tasks=readers)
+        try:
+            self._core = await Child.start(self._kind(_CORE), settings, log=self._log, tasks=readers)
+        except Refused:
+            raise
+        except BaseException:
+            # It was cut off: what it had begun to make, sandboxes in advance for example, the next start has to find.
+            self._core_began()
+            raise
         self._core_began()
         return self._core
 

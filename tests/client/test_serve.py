@@ -256,6 +256,15 @@ def test_gateway_that_is_refused_at_its_first_start_leaves_nothing(serve):
         assert not serve.state_dir.exists()
 
 
+def test_first_start_that_is_cut_off_keeps_what_the_next_one_has_to_find(serve):
+    process = serve.start()
+    wait_until(lambda: serve.children("sandgate_core"))
+    os.kill(serve.children("sandgate_core")[0], signal.SIGKILL)
+    assert process.wait(60) == 1
+    process.stdout.close()
+    assert (serve.state_dir / "seed").exists()
+
+
 def test_the_state_of_a_newer_version_is_refused(serve):
     serve.ready()
     serve.stop()
