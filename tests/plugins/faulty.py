@@ -98,6 +98,9 @@ class Faulty(Backend):
         # Claimed, and refused all the same.
         raise CapabilityMissing.of(self.name, Capability.PAUSE.value)
 
+    async def address(self, handle):
+        return "next door"
+
     @classmethod
     def diagnose(cls, settings):
         raise ZeroDivisionError("in diagnose")

@@ -99,6 +99,8 @@ async def test_capability_that_is_claimed_and_refused_is_a_fault(install: Any, t
         await backend.pause({}, memory=False)
     with pytest.raises(Internal, match="faulty in snapshot"):
         await backend.snapshot({}, snapshot_id="s")
+    with pytest.raises(Internal, match="faulty in address"):
+        await backend.address({})
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Capability(enum.StrEnum):
     NO_INTERNET = "switching internet access off"
     #: Rules for single addresses and names.
     NETWORK_RULES = "network rules"
-    #: ``Template.resources`` are enforced.
+    #: ``SandboxRequest.template.resources`` are enforced, also where policy has made them others than the template's.
     LIMITS = "resource limits"
 
 
