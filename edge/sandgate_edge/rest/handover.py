@@ -152,9 +152,10 @@ class HandedFile:
         """Does not wait. The descriptors are closed behind a thread that still works with them."""
         self._loop.remove_reader(self._connection)
         self._connection.close()
-        if self._working is None or self._working.done():
+        if self._working is None:
             self._close_all()
         else:
+            # If it has ended already: a turn of the loop later.
             self._working.add_done_callback(self._close_behind)
 
     def _tell(self) -> None:
