@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +198,21 @@ async def test_a_sandbox_killed_during_a_cut_is_told_as_gone(box, proxy, open_ga
     proxy.resume()
     with pytest.raises(NotFoundException):
         await done(handle.wait())
+
+
+async def test_a_sandbox_that_dies_during_output_is_told_as_gone(kind, gateway):
+    """B05, B16: its agent is killed with it; neither a made-up end nor a wait for its return."""
+    box = await done(kind.create(state_dir=gateway.state_dir))
+    handle = await done(box.commands.run("while :; do echo on; sleep 0.05; done", background=True, timeout=0))
+    await done(handle.read())
+    for pid in gateway.boxes()[box.sandbox_id].processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(NotFoundException, match=box.sandbox_id):
+            await done(handle.wait())
+    assert (handle.exit_code, handle.reconnects) == (None, 0)
+    await done(box.close())
 
 
 async def test_a_start_that_is_cut_is_not_repeated(open_gateway):
