@@ -26,13 +26,11 @@ notices    ``{"exit": pid, "status": wait status}``; ``{"refused": text}`` when 
 from __future__ import annotations
 
 import abc
-import contextlib
 import errno
 import fcntl
 import functools
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -41,7 +39,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sandgate_agent import frames, marks
+from sandgate_agent import allotment, frames, marks
 from sandgate_agent.settings import Groups
 
 __all__ = ["fork_root_spawner"]
@@ -52,9 +50,6 @@ _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal
 #: Not the program's fault: the start itself fails, instead of looking like a program that ended with 126.
 _START_FAILURES = frozenset({errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINVAL})
 _OOM_SCORE_ADJUSTMENT = 100
-_IO_LEVEL = 4
-#: What a login has on Linux; a program may raise it.
-_DESCRIPTORS = 1024
 _STANDARD = (0, 1, 2)
 _NO_GROUPS = Groups()
 #: How long the root spawner hunts descendants that keep forking, once the agent is gone.
@@ -194,12 +189,10 @@ class _RootSpawner(_Spawner):
         from sandgate_agent import kernel
 
         super().__init__(sock)
-        # First, and before grpc has been loaded elsewhere: to move takes the kernel some milliseconds.
-        _join(groups.commands)
+        # To move takes the kernel some milliseconds: meanwhile the agent loads grpc.
+        allotment.join(groups.commands, complain=_complain)
         for descriptor in groups.commands:
             os.close(descriptor)
-        for descriptor in groups.terminals:
-            os.set_inheritable(descriptor, False)
         self._terminals = groups.terminals
         self._identity = identity
         self._accounts: dict[int, int] = {}
@@ -208,11 +201,9 @@ class _RootSpawner(_Spawner):
         kernel.become_subreaper()
         kernel.set_name("sandgate-root")
         _close_hypervisor()
-        _set_priorities()
+        allotment.set_priorities()
         if processes is not None:
-            _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-            fewest = processes if most == resource.RLIM_INFINITY else min(processes, most)
-            resource.setrlimit(resource.RLIMIT_NPROC, (fewest, fewest))
+            allotment.limit_processes(processes)
 
     def _handle(self, message: frames.Message, fds: list[int]) -> Callable[[], None]:
         if message["op"] == "drop":
@@ -271,20 +262,6 @@ def _children() -> list[int]:
         return [int(pid) for pid in file.read().split()]
 
 
-def _set_priorities() -> None:
-    """What programs start with, whatever the agent has (P6). Raising one's own priority may be refused: left as it is."""
-    from sandgate_agent import kernel
-
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    with contextlib.suppress(OSError):
-        kernel.set_io_priority(_IO_LEVEL)
-    # Whoever started the agent may have raised it for many connections; a program that closes all it could have open
-    # would then take seconds for it.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, most), most))
-
-
 def _close_hypervisor() -> None:
     """Where programs may gain privileges by files of the image, the kernel lets only its own root filter their calls."""
     from sandgate_agent.hypervisor import close_hypervisor
@@ -294,15 +271,6 @@ def _close_hypervisor() -> None:
     except OSError as error:
         if error.errno != errno.EACCES:
             _complain(f"sandgate spawner: programs are not kept from the hypervisor: {error}\n")
-
-
-def _join(descriptors: Sequence[int]) -> None:
-    """Move this process into control groups. Where the kernel refuses, it stays in those of the whole sandbox (P7)."""
-    for descriptor in descriptors:
-        try:
-            os.write(descriptor, b"0")
-        except OSError as error:
-            _complain(f"sandgate spawner {os.getpid()}: cannot move into a control group: {error.strerror}\n")
 
 
 def _account_spawner(
@@ -469,7 +437,7 @@ def _prepare(message: frames.Message, fds: Sequence[int], terminals: Sequence[in
     from sandgate_agent import kernel
 
     if message["terminal"]:
-        _join(terminals)
+        allotment.join(terminals, complain=_complain)
         os.setsid()
         fcntl.ioctl(fds[0], termios.TIOCSCTTY, 0)
     else:

@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready``, ``/metrics`` and ``/envs``: is it there, what does it use, what does it tell (H1 to H4, C27).
+"""``GET /health``, ``/ready``, ``/metrics``, ``/envs``: is it there, what does it use and tell (H1 to H4, C27).
 
 One address serves both planes: where a request names a sandbox it asks about that one, else about the gateway.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["Hierarchy", "enable", "hierarchies", "settle"]
@@ -29,7 +29,7 @@ class Hierarchy:
     """One mounted hierarchy."""
 
     version: int
-    #: Of version 1: those that are bound to it. Of version 2: those that the gateway's own group may pass on.
+    #: Of version 1: those that are bound to it. Of version 2: those of the gateway's own group, until it is settled.
     controllers: frozenset[str]
     mount: Path
     #: The gateway's own group, as a path below ``/``.
@@ -38,7 +38,7 @@ class Hierarchy:
     @property
     def place(self) -> Path:
         """The group in which the groups of boxes are made."""
-        return _beside(self) if _is_leaf(self) else self.own
+        return self.own.parent if _is_leaf(self) else self.own
 
 
 def hierarchies() -> list[Hierarchy]:
@@ -82,23 +82,15 @@ def settle(hierarchy: Hierarchy, wanted: frozenset[str]) -> Hierarchy:
     Version 2 only. Moves the processes of the gateway's own group into a leaf where that is needed and allowed. The
     result's controllers are those that boxes get.
     """
-    available = hierarchy.controllers & wanted
+    # A leaf itself has none, as long as its group passes nothing on.
+    available = _words(hierarchy.place / "cgroup.controllers") & wanted
     try:
-        if not available:
-            return _with(hierarchy, frozenset())
-        if not _is_leaf(hierarchy):
-            try:
-                enable(hierarchy.own, available)
-            except OSError as error:
-                if error.errno != errno.EBUSY or not _is_given(hierarchy.own, hierarchy.mount):
-                    raise
-                _move_into_leaf(hierarchy.own, available)
-                return Hierarchy(2, available, hierarchy.mount, hierarchy.own / _LEAF)
-        else:
-            enable(hierarchy.place, available)
-    except OSError:
-        return _with(hierarchy, frozenset())
-    return _with(hierarchy, available)
+        enable(hierarchy.place, available)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not _is_given(hierarchy.place, hierarchy.mount):
+            return replace(hierarchy, controllers=frozenset())
+        return _moved(hierarchy, available)
+    return replace(hierarchy, controllers=available)
 
 
 def enable(group: Path, controllers: frozenset[str]) -> None:
@@ -108,7 +100,18 @@ def enable(group: Path, controllers: frozenset[str]) -> None:
         (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
-def _move_into_leaf(group: Path, controllers: frozenset[str]) -> None:
+def _moved(hierarchy: Hierarchy, controllers: frozenset[str]) -> Hierarchy:
+    group = hierarchy.place
+    try:
+        _empty(group, controllers)
+    except OSError:
+        return replace(hierarchy, controllers=frozenset())
+    own = group / _LEAF if hierarchy.own == group else hierarchy.own
+    return replace(hierarchy, controllers=controllers, own=own)
+
+
+def _empty(group: Path, controllers: frozenset[str]) -> None:
+    """Move whatever is in a group into a leaf of it, until the group can be divided."""
     leaf = group / _LEAF
     leaf.mkdir(exist_ok=True)
     for _ in range(_MOST_LOOKS):
@@ -133,10 +136,6 @@ def _is_leaf(hierarchy: Hierarchy) -> bool:
     return hierarchy.own.name == _LEAF or (not _is_marked(hierarchy.own) and _is_marked(hierarchy.own.parent))
 
 
-def _beside(hierarchy: Hierarchy) -> Path:
-    return hierarchy.own.parent
-
-
 def _is_given(group: Path, mount: Path) -> bool:
     """Whether the group is the gateway's to divide: it was delegated, or is all that a container sees."""
     return _is_marked(group) or group == mount
@@ -150,10 +149,6 @@ def _is_marked(group: Path) -> bool:
         except OSError:
             continue
     return False
-
-
-def _with(hierarchy: Hierarchy, controllers: frozenset[str]) -> Hierarchy:
-    return Hierarchy(hierarchy.version, controllers, hierarchy.mount, hierarchy.own)
 
 
 def _words(path: Path) -> frozenset[str]:

@@ -20,6 +20,8 @@ TESTS = (
     "another_boot",
     "any_number_of_pauses",
     "cancelled_create",
+    "cannot_be_kept",
+    "without_control_groups",
     "destroying_a_paused",
     "failed_start",
     "files_are_what",
@@ -93,7 +95,8 @@ def place():
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"], indirect=True)
 @pytest.mark.parametrize(
-    "file", ["test_isolation.py", "test_lifecycle.py", "test_pause.py", "test_snapshots.py", "test_warm.py"]
+    "file",
+    ["test_isolation.py", "test_lifecycle.py", "test_limits.py", "test_pause.py", "test_snapshots.py", "test_warm.py"],
 )
 def test_backend_works_without_privileges(place, isolation, file):
     if file in {"test_isolation.py", "test_snapshots.py"} and isolation == "none":
