@@ -32,7 +32,7 @@ from sandgate_plugin_api import (
     Usage,
 )
 from sandgate_plugin_docker.boxes import Box, Identity, Shelf
-from sandgate_plugin_docker.checks import check_engine, check_templates, diagnose
+from sandgate_plugin_docker.checks import check_engine, check_templates, diagnose, how_to_reach
 from sandgate_plugin_docker.containers import HELPER_LABEL, LABEL
 from sandgate_plugin_docker.engine import Details, Engine, told
 from sandgate_plugin_docker.fleet import Fleet, name_of, runs, to_its_end
@@ -85,7 +85,8 @@ class DockerBackend(Backend):
         except BaseException as error:
             await self._closing.aclose()
             if isinstance(error, SandgateError) and not isinstance(error, FailedPrecondition):
-                raise FailedPrecondition(f"{error.message} ({Engine.address_of(self._settings)})") from error
+                address = Engine.address_of(self._settings)
+                raise FailedPrecondition(f"{error.message} ({address}{how_to_reach(address)})") from error
             raise
 
     async def _open(self) -> None:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import grp
+import os
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from sandgate_errors import FailedPrecondition, SandgateError
 from sandgate_plugin_docker.engine import Details, Engine, Refused
 from sandgate_plugin_docker.firewall import Firewall
+from sandgate_plugin_docker.images import full_reference
 from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
+from sandgate_plugin_docker.templates import configured
 
-__all__ = ["cannot_limit_disks", "check_engine", "check_templates", "diagnose"]
+__all__ = ["cannot_limit_disks", "check_engine", "check_templates", "diagnose", "how_to_reach"]
 
 _DOCTOR_LIMIT = 5.0
 #: What the engine and Python call the same processor.
 _PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def how_to_reach(address: str) -> str:
+    """What an operator can do about an engine that does not answer; empty where that cannot be seen from here."""
+    path = Path(address.removeprefix("unix://"))
+    if not address.startswith("unix://"):
+        return ""
+    if not path.exists():
+        return ": nothing is there, start the engine or give its address as 'host'"
+    if not os.access(path, os.R_OK | os.W_OK):
+        try:
+            group = grp.getgrgid(path.stat().st_gid).gr_name
+        except (KeyError, OSError):
+            group = "docker"
+        return f": this user may not use it, make it a member of the group '{group}'"
+    return ""
 
 
 def check_engine(info: Details) -> None:
@@ -75,16 +96,37 @@ async def _diagnose(settings: DockerSettings) -> Sequence[tuple[str, bool, str]]
     try:
         async with asyncio.timeout(_DOCTOR_LIMIT):
             info = await engine.info()
-        check_engine(info)
+            check_engine(info)
+            templates = await _templates(settings, engine, info)
     except (SandgateError, Refused, TimeoutError) as error:
         how = error.message if isinstance(error, SandgateError | Refused) else "it does not answer"
-        return (("engine", False, f"{engine.address}: {how}"),)
+        return (("engine", False, f"{engine.address}: {how}{how_to_reach(engine.address)}"),)
     finally:
         await engine.close()
     about = f"{info.get('ServerVersion')} at {engine.address}, {info.get('Driver')}, control groups {info.get('CgroupVersion', '1')}"
     reason = Firewall.why_not(engine.is_local) if settings.firewall else "switched off by 'firewall'"
     rules = "sandboxes are kept from private networks and this host" if reason is None else f"not kept: {reason}"
-    return (("engine", True, about), ("agents", True, _agents(settings, engine)), ("private networks", True, rules))
+    return (
+        ("engine", True, about),
+        ("agents", True, _agents(settings, engine)),
+        ("private networks", True, rules),
+        *templates,
+    )
+
+
+async def _templates(settings: DockerSettings, engine: Engine, info: Details) -> Sequence[tuple[str, bool, str]]:
+    rows = []
+    for name, template in configured(settings).items():
+        try:
+            check_templates(info, {name: template})
+        except FailedPrecondition as error:
+            rows.append((f"template '{name}'", False, error.message.removeprefix(f"template '{name}': ")))
+            continue
+        here = await engine.image(full_reference(template.image)) is not None
+        able = here or settings.pull != "never"
+        state = "is here" if here else "is fetched at its first use" if able else "is not here, and 'pull' is \"never\""
+        rows.append((f"template '{name}'", able, f"the image {template.image} {state}"))
+    return rows
 
 
 def _agents(settings: DockerSettings, engine: Engine) -> str:

@@ -317,9 +317,9 @@ class Engine:
 
     async def remove_volume(self, name: str) -> None:
         """Success also when it is not there, or something uses it."""
-        volume: Any = DockerVolume(self._docker, name)
+        untyped: Any = DockerVolume
         try:
-            await self._ask(volume.delete(), limit=_CHANGE_LIMIT)
+            await self._ask(untyped(self._docker, name).delete(), limit=_CHANGE_LIMIT)
         except Refused as refused:
             if refused.status not in {404, 409}:
                 raise

@@ -12,7 +12,7 @@ from sandgate_plugin_api import Resources, Template
 from sandgate_plugin_docker.images import ImageFacts, Images, is_reference
 from sandgate_plugin_docker.settings import LEAST_MEMORY_MB, DockerSettings, TemplateSettings
 
-__all__ = ["Catalog", "Model"]
+__all__ = ["Catalog", "Model", "configured"]
 
 #: What `base` is where nobody has said it.
 _BASE_IMAGE = "python:3.12-slim-bookworm"
@@ -63,6 +63,12 @@ class Model:
         return shlex.join(entrypoint) if entrypoint else self.settings.start_command
 
 
+def configured(settings: DockerSettings) -> dict[str, TemplateSettings]:
+    """The templates by their names, each with all that holds for it."""
+    named = settings.templates or {"base": TemplateSettings(image=_BASE_IMAGE)}
+    return {name: settings.inherited(template) for name, template in named.items()}
+
+
 class Catalog:
     """The templates of one backend."""
 
@@ -70,8 +76,7 @@ class Catalog:
         self._settings = settings
         self._images = images
         self._machine = machine
-        named = settings.templates or {"base": TemplateSettings(image=_BASE_IMAGE)}
-        self._named = {name: settings.inherited(template) for name, template in named.items()}
+        self._named = configured(settings)
 
     @property
     def configured(self) -> Mapping[str, TemplateSettings]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from sandgate_errors import CapabilityMissing, FailedPrecondition, Unavailable
 from sandgate_plugin_api import Capability, Egress
 from sandgate_plugin_docker.backend import DockerBackend
+from sandgate_plugin_docker.checks import how_to_reach
 from sandgate_testing.engine import docker
 
 _ENGINE = "/var/run/docker.sock"
@@ -206,3 +208,39 @@ def test_doctor_says_what_is_there_and_what_is_missing():
     assert rows[0][1] is Path(_ENGINE).exists()
     assert [row[:2] for row in DockerBackend.diagnose({"host": "unix:///none"})] == [("engine", False)]
     assert [row[:2] for row in DockerBackend.diagnose({"x": 1})] == [("settings", False)]
+
+
+def test_doctor_says_of_each_template_whether_it_can_be_used(images):
+    templates = {
+        "here": {"image": images.busybox()},
+        "missing": {"image": "sandgate-none/at-all"},
+        "unable": {"image": images.busybox(), "runtime": "none"},
+    }
+    for pull, able in (("missing", True), ("never", False)):
+        rows = {row[0]: row[1:] for row in DockerBackend.diagnose({"templates": templates, "pull": pull})}
+        assert rows["template 'here'"] == (True, f"the image {images.busybox()} is here")
+        assert rows["template 'missing'"][0] is able
+        assert rows["template 'unable'"][0] is False
+        assert rows["template 'unable'"][1].startswith("the engine has no runtime 'none'")
+
+
+def test_doctor_says_how_to_come_to_an_engine_that_does_not_answer(tmp_path):
+    assert "start the engine" in how_to_reach(f"unix://{tmp_path}/none")
+    assert how_to_reach("tcp://192.0.2.1:2376") == ""
+    (tmp_path / "socket").touch(mode=0o600)
+    assert how_to_reach(f"unix://{tmp_path}/socket") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
+def test_doctor_tells_who_may_not_use_an_engine_which_group_may(folder):
+    (socket := folder / "socket").touch(mode=0o660)
+    folder.chmod(0o755)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setuid(65534)
+        os.write(writer, how_to_reach(f"unix://{socket}").encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with open(reader) as answer:
+        assert "make it a member of the group 'root'" in answer.read()
