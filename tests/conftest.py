@@ -1,7 +1,7 @@
 """Fixtures of the whole: one gateway for each worker, and gateways that a test may break.
 
-``--backend``, an option of the suite for backends, says what they make sandboxes with: ``process``, as without it, or
-``docker``. They start what a user starts, `sandgate serve`, and see to it that nothing of it is left.
+``--backend``, an option of the suite for backends, says what they make sandboxes with: ``process``, as without it,
+``docker`` or ``opensandbox``. They start what a user starts, `sandgate serve`, and see to it that nothing of it is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sandgate_testing.containers import Containers
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.images import Images
 from sandgate_testing.requirements import lacking, need
+from sandgate_testing.sdk import PackageUnavailable
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,9 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def isolation(request: pytest.FixtureRequest) -> str:
     """What stands between sandboxes: ``none``, ``bubblewrap``, or ``container`` where the backend is another."""
     backend = request.config.getoption("--backend") or "process"
-    if backend not in {"process", "docker"}:
+    if backend not in {"process", "docker", "opensandbox"}:
         pytest.exit(f"these tests know no backend {backend}", returncode=pytest.ExitCode.USAGE_ERROR)
-    if backend == "docker":
+    if backend != "process":
         return "container"
     chosen: str = request.config.getoption("--isolation")
     if chosen == "bubblewrap":
@@ -60,9 +61,34 @@ def on_engine(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Conta
 
 
 @pytest.fixture(scope="session")
+def on_server(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    """The same for gateways on an OpenSandbox server, which is started for them."""
+    from sandgate_bundle import MOUNT, make_portable
+    from sandgate_plugin_opensandbox import enter
+    from sandgate_testing.opensandbox import OnServer, OpenSandboxServer
+
+    need("packages")
+    bundle = make_portable(tmp_path_factory.mktemp("bundle"), entrance=Path(enter.__file__))
+    try:
+        server = OpenSandboxServer(execd_image=images.execd(), binds=(f"{bundle.path}:{MOUNT}:ro",))
+    except PackageUnavailable as error:
+        lacking("packages", str(error))
+    try:
+        server.start()
+        yield OnServer(image=images.debian(), bundle=bundle.path.parent, server=server)
+        left = server.sandboxes()
+    finally:
+        server.discard()
+    assert left == []
+
+
+@pytest.fixture(scope="session")
 def containers(isolation: str, request: pytest.FixtureRequest) -> Containers | None:
     """The same for gateways under test; None: they are to make none."""
-    chosen: Containers | None = request.getfixturevalue("on_engine") if isolation == "container" else None
+    if isolation != "container":
+        return None
+    on_server = request.config.getoption("--backend") == "opensandbox"
+    chosen: Containers = request.getfixturevalue("on_server" if on_server else "on_engine")
     return chosen
 
 

@@ -17,13 +17,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandgate_testing.containers import Containers
 from sandgate_testing.engine import docker
 from sandgate_testing.sdk import pip_environment
 
-__all__ = ["OpenSandboxServer", "ServerFailed"]
+__all__ = ["OnServer", "OpenSandboxServer", "ServerFailed"]
 
 _VERSION = "1.1.1"
 _KEY = "test-key-of-the-lifecycle-server"
@@ -165,6 +167,28 @@ mode = "direct"
             return self.call("GET", "/health") is not None
         except (OSError, http.client.HTTPException, ValueError):
             return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnServer(Containers):
+    """Gateways under test that make their sandboxes on a server, which has the bundle mounted in each."""
+
+    server: OpenSandboxServer
+
+    def prepare(self, state_dir: Path) -> None:
+        target = state_dir / "backends/opensandbox" / self.bundle.name
+        if not target.exists():
+            state_dir.mkdir(mode=0o700, exist_ok=True)
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copytree(self.bundle, target, copy_function=os.link)
+
+    def options(self, folder: Path) -> list[str]:
+        values = {**self.server.settings, "agent_mount": True}
+        lines = ["[backends.opensandbox]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        lines += ["[backends.opensandbox.templates.base]", f'image = "{self.image}"']
+        config = folder / "config.toml"
+        config.write_text("\n".join(lines) + "\n")
+        return ["--backend", "opensandbox", "--config", str(config)]
 
 
 def _free_port() -> int:
