@@ -397,6 +397,8 @@ class DockerBackend(Backend):
         if "image" not in snapshot and _TAG.fullmatch(str(snapshot.get("snapshot_id"))):
             # A crash cut it off, so all that is known is the id that was asked for.
             reference = f"{repository}:{snapshot['snapshot_id']}"
+            # And the engine may not have come to the end of it.
+            self._fleet.remove_when_made(reference)
         if not reference.startswith(f"{repository}:"):
             raise Internal("the handle of the snapshot is damaged")
         with told("the snapshot"):

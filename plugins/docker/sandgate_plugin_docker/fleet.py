@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, MutableMapping, Sequence
 from dataclasses import asdict
 from typing import TypeVar
@@ -45,6 +46,8 @@ T = TypeVar("T")
 _EGRESS = "egress.json"
 #: Seconds between two tries to remove what an engine that was away has kept.
 _STRAY_INTERVAL = 5.0
+#: How long the engine may go on with a commit whose gateway was killed: as long as this one would have waited for it.
+_COMMIT_SECONDS = 600.0
 _KERNELS_OF_THE_HOST = frozenset({None, "runc", "crun"})
 
 
@@ -78,6 +81,8 @@ class Fleet:
         self._locks: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
         #: What could not be removed while the engine was away, by name.
         self._strays: dict[str, Box] = {}
+        #: Images that are not to be, and may still be in the making: until when they are looked for.
+        self._unwanted: dict[str, float] = {}
         self._strayed = asyncio.Event()
         self._remover: asyncio.Task[None] | None = None
 
@@ -285,6 +290,11 @@ class Fleet:
             self._strays[name] = box
             self._strayed.set()
 
+    def remove_when_made(self, image: str) -> None:
+        """Remove an image that the engine may be about to make, asked by nobody who is left."""
+        self._unwanted[image] = time.monotonic() + _COMMIT_SECONDS
+        self._strayed.set()
+
     async def _remove_strays(self) -> None:
         while True:
             await self._strayed.wait()
@@ -292,7 +302,9 @@ class Fleet:
             for name, box in list(self._strays.items()):
                 async with self.busy(name):
                     await self._remove_stray(name, box)
-            if not self._strays:
+            for image, end in list(self._unwanted.items()):
+                await self._remove_unwanted(image, end)
+            if not self._strays and not self._unwanted:
                 self._strayed.clear()
 
     async def _remove_stray(self, name: str, box: Box) -> None:
@@ -304,6 +316,17 @@ class Fleet:
             _log.info("%s cannot be removed yet: %s", name, error)
         else:
             del self._strays[name]
+
+    async def _remove_unwanted(self, image: str, end: float) -> None:
+        try:
+            found = await self._engine.image(image) is not None
+            if found:
+                await self._engine.remove_image(image, force=True)
+        except (Refused, SandgateError) as error:
+            _log.info("%s cannot be removed yet: %s", image, error)
+        else:
+            if found or time.monotonic() > end:
+                del self._unwanted[image]
 
     async def _forget_image(self, image: str) -> None:
         """A snapshot that was given up while this sandbox used it can go now."""

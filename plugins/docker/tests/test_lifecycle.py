@@ -160,6 +160,19 @@ async def test_snapshot_starts_others_from_the_files_of_a_moment(gateway, backen
     await backend.delete_snapshot({"snapshot_id": "s2"})
 
 
+async def test_snapshot_that_a_crash_cut_off_goes_also_when_the_engine_ends_it_later(gateway, backend, monkeypatch):
+    monkeypatch.setattr("sandgate_plugin_docker.fleet._STRAY_INTERVAL", 0.1)
+    await backend.delete_snapshot({"snapshot_id": "late"})
+    image = f"sandgate-{gateway.id}/snapshots:late"
+    docker("tag", gateway.images.busybox(), image)
+    for _ in range(300):
+        if not docker("images", "-q", image).stdout:
+            break
+        await asyncio.sleep(0.1)
+    assert not docker("images", "-q", image).stdout
+    assert docker("images", "-q", gateway.images.busybox()).stdout
+
+
 async def test_no_internet_access_means_no_network_at_all(gateway, backend, run):
     placement = await gateway.create(backend, allow_internet_access=False, egress=Egress(internet=False))
     assert await run(placement, "ls /sys/class/net") == (0, "lo\n")
