@@ -49,6 +49,10 @@ class Throughput:
     rate: float
     baseline: float
     grown: int
+    #: Of ours to the baseline in rounds taken in turns, the median; None: that of the two best.
+    in_turns: float | None = None
+    #: CPU seconds that a GiB cost the gateway and its sandbox; None where it was not measured.
+    processor: float | None = None
 
     def row(self) -> dict[str, float | int | str]:
         return {
@@ -56,7 +60,8 @@ class Throughput:
             "MB/s": self.rate / 1e6,
             "next to": self.baseline_name,
             "its MB/s": self.baseline / 1e6,
-            "ratio": self.rate / self.baseline,
+            "ratio": self.rate / self.baseline if self.in_turns is None else self.in_turns,
+            "CPU s/GiB": "" if self.processor is None else self.processor,
             "memory + MB": self.grown / 1e6,
         }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 
-from bench import memory
+from bench import memory, processor
 from bench.report import Throughput
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.leftovers import processes_of
@@ -33,16 +34,24 @@ def files(gateway: Gateway, *, size: int, rounds: int) -> Iterator[Throughput]:
     size -= size % len(_BLOCK)
     with _bare_server() as bare:
         for name, transfer in (("upload", _upload), ("download", _download)):
-            plain = max(size / transfer(bare, {}, size) for _ in range(rounds))
             pids = list(processes_of(gateway.state_dir))
             memory.forget_peaks(pids)
             before = memory.peak(pids)
-            rate = max(size / transfer(gateway.address, headers, size) for _ in range(rounds))
+            used = 0.0
+            pairs = []
+            for _ in range(rounds):
+                # In turns: what else the machine does then meets both.
+                plain = size / transfer(bare, {}, size)
+                used -= processor.seconds(pids)
+                pairs.append((size / transfer(gateway.address, headers, size), plain))
+                used += processor.seconds(pids)
             yield Throughput(
                 name=f"{name}, {size >> 20} MiB",
                 baseline_name="a bare aiohttp server",
-                rate=rate,
-                baseline=plain,
+                rate=max(ours for ours, _ in pairs),
+                baseline=max(plain for _, plain in pairs),
+                in_turns=statistics.median(ours / plain for ours, plain in pairs),
+                processor=used / rounds / (size / 2**30),
                 grown=memory.peak(pids) - before,
             )
     gateway.rest("DELETE", f"/sandboxes/{sandbox['sandboxID']}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import io
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from e2b import (
 
 from sandgate_testing.boxes import descriptors_of
 from sandgate_testing.gateway import Gateway, wait_until
+from sandgate_testing.raw_http import request
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,40 @@ def test_a_file_system_without_attributes_takes_content_and_keeps_no_metadata(sa
         assert sandbox.files.read(path) == "777\n"
     finally:
         waiting.kill()
+
+
+def test_large_download_is_sent_from_the_agents_open_file(
+    gateway: Gateway, sandbox: Sandbox, pytestconfig: pytest.Config
+) -> None:
+    """Past gRPC where edge and agent are on one machine; the bytes are the same, and nothing stays open (D11)."""
+    if pytestconfig.getoption("--backend") == "opensandbox":
+        pytest.skip("these agents are reached at a port")
+    sandbox.commands.run("head -c 40000000 /dev/urandom > large-one; sha256sum large-one > sum")
+    edge = gateway.child("sandgate_edge")
+    assert edge is not None
+    url = httpx.URL(sandbox.download_url("large-one"))
+    names = {"Host": str(url.host), "E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
+
+    def held() -> bool:
+        return any(target.endswith("/large-one") for target in descriptors_of(edge))
+
+    with socket.socket() as client:
+        client.settimeout(60)
+        # So little that the rest has to wait for whoever reads it.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        client.connect(gateway.address)
+        client.sendall(request("GET", url.raw_path.decode(), names))
+        wait_until(held)
+        received = bytearray()
+        while piece := client.recv(1 << 20):
+            received += piece
+    body = bytes(received.partition(b"\r\n\r\n")[2])
+    assert hashlib.sha256(body).hexdigest() == sandbox.files.read("sum").split()[0]
+    wait_until(lambda: not held())
+    with socket.create_connection(gateway.address, timeout=60) as client:
+        client.sendall(request("GET", url.raw_path.decode(), names))
+        wait_until(held)
+    wait_until(lambda: not held())
 
 
 # B28, B29, B31
