@@ -128,8 +128,8 @@ async def sandgate_configure(context: PolicyContext) -> None:
 
 @hookspec
 async def sandgate_create_request(request: NewSandbox) -> NewSandbox | None:
-    """Amend or refuse a create. Called before the template is looked up and before anything is checked or counted but the
-    caller's key; for a create that repeats an earlier one (by its idempotency key) not at all.
+    """Amend or refuse a create. Called before a backend is asked for the template by name (whether it is listed stands in
+    ``request.ready``) and before anything is checked or counted but the caller's key; for a create that repeats an earlier one (by its idempotency key) not at all.
     """
 
 

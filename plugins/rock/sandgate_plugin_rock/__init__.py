@@ -41,7 +41,8 @@ __all__ = ["RockPlugin", "plugin"]
 _AGENT_PORT = "49983"
 _CREATES = frozenset({"POST /sandboxes", "POST /v2/sandboxes"})
 _LISTS = frozenset({"GET /sandboxes", "GET /v2/sandboxes"})
-_ENDED = frozenset({"killed", "failed"})
+#: States with which what a set-timeout asked for is over; a resume says itself how long the sandbox is to live.
+_FORGOTTEN_IN = frozenset({"killed", "failed", "paused"})
 _ACTING_USER = "Basic " + base64.b64encode(f"{files.USER}:".encode()).decode()
 
 
@@ -95,7 +96,7 @@ class RockPlugin:
 
     @hookimpl
     async def sandgate_lifecycle(self, sandbox: SandboxInfo, change: Change) -> None:
-        if self._lives is not None and change.to_state in _ENDED:
+        if self._lives is not None and change.to_state in _FORGOTTEN_IN:
             await self._lives.forget(sandbox)
 
     @hookimpl

@@ -36,16 +36,18 @@ class Lives:
         return found
 
     async def keep(self, sandbox: SandboxInfo, life: float) -> None:
-        """A set-timeout has asked for ``life`` seconds."""
-        if life <= 0 or self.of(sandbox) == life:
+        """A set-timeout has asked for ``life`` seconds; 0: its end, which no use that is told late may put off (K11)."""
+        life = max(life, 0.0)
+        if self._known.get(sandbox.id, sandbox.life) == life:
             return
         self._known[sandbox.id] = life
         await asyncio.to_thread((self._folder / sandbox.id).write_text, repr(life))
 
     def of(self, sandbox: SandboxInfo) -> float | None:
-        return self._known.get(sandbox.id, sandbox.life)
+        """None: a use changes nothing."""
+        return self._known.get(sandbox.id, sandbox.life) or None
 
     async def forget(self, sandbox: SandboxInfo) -> None:
-        """It has ended."""
+        """It has ended, or begins anew."""
         if self._known.pop(sandbox.id, None) is not None:
             await asyncio.to_thread((self._folder / sandbox.id).unlink, missing_ok=True)

@@ -131,6 +131,7 @@ def test_sandbox_may_stop_at_its_deadline_and_keep_its_files(make: Callable[...,
     side = Side(make(rock=True, table='at_deadline = "stop"\naddress = "192.0.2.7"'), is_rock=True)
     made = side.create()
     assert side.detail(made)["metadata"]["e2b.agents.kruise.io/sandbox-ip"] == "192.0.2.7"
+    # The use is told beside the request; it comes too late to put the end off.
     assert side.upload(made, "kept").status == 200
     assert side.set_timeout(made, 0).status == 204
     assert changes(lambda: side.detail(made)["state"] == "paused", patience=30)
@@ -140,6 +141,8 @@ def test_sandbox_may_stop_at_its_deadline_and_keep_its_files(make: Callable[...,
     assert changes(lambda: side.set_timeout(made, 60).status == 404, patience=30)
     assert side.gateway.rest("POST", f"/sandboxes/{made['sandboxID']}/connect", {"timeout": 60}).status == 201
     assert side.agent(made, "GET", "/files?path=kept").body == b"x"
+    # Used again, it lives as long as the create asked for.
+    assert changes(lambda: side.life(made) >= 300, patience=15)
     assert side.kill(made) == 204
 
 
