@@ -15,7 +15,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from sandgate_bundle import forget_portable, make_portable
-from sandgate_errors import CapabilityMissing, FailedPrecondition, Internal, SandgateError
+from sandgate_errors import CapabilityMissing, FailedPrecondition, Internal, SandgateError, Unavailable
 from sandgate_plugin_api import (
     Backend,
     BackendContext,
@@ -278,6 +278,9 @@ class OpenSandboxBackend(Backend):
             raise CapabilityMissing.of(self.name, Capability.NETWORK_RULES.value)
         with told():
             async with self._busy(name_of(handle)):
+                if handle.get("paused") is not None:
+                    # The sidecar stands still with the sandbox, or is gone with it.
+                    raise Unavailable("rules cannot be changed while the sandbox is paused: resume it first")
                 details = await self._fleet.existing(id_of(handle))
                 await to_its_end(self._server.set_network(str(details["id"]), policy(egress)))
 

@@ -115,7 +115,8 @@ class Fleet:
             sandbox = await asyncio.shield(posting)
             address = await self._starter.start(name, sandbox, model.settings)
         except BaseException as error:
-            if isinstance(error, Internal | Unavailable) and posting.done() and posting.exception() is None:
+            made = posting.done() and not posting.cancelled() and posting.exception() is None
+            if made and isinstance(error, Internal | Unavailable):
                 _log.error("%s: its log ends: %s", name.sandbox, await self._server.log(posting.result()))
             await to_its_end(self._give_up(name, posting))
             raise
@@ -240,6 +241,7 @@ class Fleet:
         await self._starter.forget(name)
         if sandbox is not None:
             await self._remove(sandbox)
+            self._remember(name)
             return True
         loop = asyncio.get_running_loop()
         end = self._opened + _SETTLING_SECONDS
