@@ -18,6 +18,8 @@ from sandgate_plugin_process.settings import ProcessSettings
 
 __all__ = ["diagnose"]
 
+_INOTIFY = Path("/proc/sys/fs/inotify")
+
 
 def diagnose(settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
     """As :meth:`sandgate_plugin_api.Backend.diagnose`."""
@@ -27,7 +29,7 @@ def diagnose(settings: Mapping[str, object]) -> Sequence[tuple[str, bool, str]]:
         return (("settings", False, error.message),)
     if chosen.isolation == "none":
         text = "none: code in a sandbox can do whatever the gateway's user can"
-        return (("isolation", True, text), _limits(chosen, Plain(), Path("/")))
+        return (("isolation", True, text), _limits(chosen, Plain(), Path("/")), _watches())
     with tempfile.TemporaryDirectory(prefix="sandgate-doctor-") as folder:
         return _diagnose_bubblewrap(chosen, Bubblewrap(chosen.bwrap), Path(folder))
 
@@ -46,7 +48,7 @@ def _diagnose_bubblewrap(
         except FailedPrecondition as error:
             # What follows would fail for the same reason.
             return (*rows, (what, False, error.message))
-    return (*rows, ("pause", True, _how_to_pause()), _limits(chosen, isolation, folder))
+    return (*rows, ("pause", True, _how_to_pause()), _limits(chosen, isolation, folder), _watches())
 
 
 def _limits(chosen: ProcessSettings, isolation: Isolation, folder: Path) -> tuple[str, bool, str]:
@@ -54,6 +56,18 @@ def _limits(chosen: ProcessSettings, isolation: Isolation, folder: Path) -> tupl
         return ("limits", True, Allowance.find(chosen, isolation, folder).describe())
     except FailedPrecondition as error:
         return ("limits", False, error.message)
+
+
+def _watches() -> tuple[str, bool, str]:
+    """Of file events. An agent needs one queue however much is watched; what runs in sandboxes takes what it likes."""
+    found = []
+    for setting, what in (("max_user_instances", "queues"), ("max_user_watches", "directories")):
+        try:
+            number = int((_INOTIFY / setting).read_text("ascii"))
+        except (OSError, ValueError):
+            return ("watches", False, "this kernel has no inotify: nothing can be watched")
+        found.append(f"{number} {what} (sysctl fs.inotify.{setting})")
+    return ("watches", True, f"all sandboxes together may have {' and '.join(found)}; raise these for many watchers")
 
 
 def _how_to_pause() -> str:

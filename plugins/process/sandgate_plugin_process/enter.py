@@ -32,6 +32,10 @@ _CLONE_NEWUSER = 0x10000000
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _IDS = 65536
+# Limits of the present user namespace (namespaces(7)), and into how many parts one account's share divides the host's. They
+# count for whoever started the sandboxes, over all of them: without a share, one program could leave nothing for others.
+_LIMITS = "/proc/sys/user"
+_SHARED_OUT = {"max_inotify_instances": 4, "max_inotify_watches": 2}
 # keyctl(2) has no wrapper in the C library.
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -103,6 +107,7 @@ def _take_ids(base: int) -> None:
         os.close(go)
         _map_ids(mover, base, wait)
     os.close(wait)
+    allowed = _allowed_by_host()
     _unshare_user()
     os.write(go, b"1")
     os.close(go)
@@ -113,6 +118,29 @@ def _take_ids(base: int) -> None:
     os.setgroups([])
     os.setresuid(0, 0, 0)
     _show_itself()
+    _limit_accounts(allowed)
+
+
+def _allowed_by_host() -> dict[str, int]:
+    """What one account of the sandbox may have. To be asked outside: the new namespace says nothing of the host's limits."""
+    allowed = {}
+    for name, parts in _SHARED_OUT.items():
+        try:
+            with open(f"{_LIMITS}/{name}") as file:
+                allowed[name] = int(file.read()) // parts
+        except (OSError, ValueError):
+            # Of a kernel without it.
+            continue
+    return allowed
+
+
+def _limit_accounts(allowed: dict[str, int]) -> None:
+    """In the namespace of this process. No border against root in it, who may set it anew: it keeps programs modest."""
+    for name, number in allowed.items():
+        try:
+            _write(f"{_LIMITS}/{name}", f"{number}\n")
+        except OSError as error:
+            sys.stderr.write(f"accounts may have any number of {name}: {error}\n")
 
 
 def _show_itself() -> None:

@@ -44,6 +44,26 @@ async def test_other_sandboxes_are_invisible(gateway, backend, sandbox, run, use
     assert "4000" not in output
 
 
+_TAKE_QUEUES = """
+import ctypes
+libc = ctypes.CDLL(None)
+print(sum(libc.inotify_init() >= 0 for _ in range(1000)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without privileges there is one id, whose limits are the gateway's own")
+async def test_programs_of_one_sandbox_leave_queues_of_the_kernel_to_others(gateway, backend, sandbox, run):
+    """All sandboxes count as one user's outside; one program took all 128 queues for file events."""
+    most = int(Path("/proc/sys/user/max_inotify_instances").read_text())
+    if most > 1000:
+        pytest.skip("this system's limit is too high to be reached here")
+    code, output = await run(sandbox, f"python3 -c '{_TAKE_QUEUES}'")
+    assert code == 0
+    assert 0 < int(output) <= most // 4
+    _, watches = await run(sandbox, "cat /proc/sys/user/max_inotify_watches")
+    assert int(watches) == int(Path("/proc/sys/user/max_inotify_watches").read_text()) // 2
+
+
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_host_processes_are_invisible(sandbox, run, user):
     _, output = await run(sandbox, "ls /proc", user)

@@ -60,8 +60,16 @@ def test_host_paths_are_shared_by_an_allow_list():
 
 
 def test_doctor_warns_of_no_isolation():
-    (row,) = ProcessBackend.diagnose({"isolation": "none"})
-    assert "gateway's user" in row[2]
+    rows = {what: how for what, _, how in ProcessBackend.diagnose({"isolation": "none"})}
+    assert "gateway's user" in rows["isolation"]
+
+
+def test_doctor_says_how_much_can_be_watched_and_how_to_raise_it():
+    rows = {what: (works, how) for what, works, how in ProcessBackend.diagnose({"isolation": "none"})}
+    most = Path("/proc/sys/fs/inotify/max_user_instances").read_text().strip()
+    works, how = rows["watches"]
+    assert works
+    assert f"{most} queues (sysctl fs.inotify.max_user_instances)" in how
 
 
 def test_bundle_is_made_once_and_shows_no_host_path(tmp_path):
