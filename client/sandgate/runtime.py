@@ -24,7 +24,7 @@ CORE_SOCKET = "core.sock"
 #: Bytes of a socket's path, without the closing NUL.
 _SOCKET_PATH = 107
 #: What must fit behind the runtime directory: a backend's folder, a sandbox's, the socket.
-_ROOM = len("/backends/opensandbox") + len("/" + "i" * 21) + len("/agent.sock")
+_ROOM = len("/backends/opensandbox") + len("/" + "i" * 21) + len("/agent.sock.files")
 _LINK = "run"
 
 

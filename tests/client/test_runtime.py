@@ -49,7 +49,7 @@ def test_a_deep_state_directory_gets_a_short_private_folder(deep, login):
     with runtime.opened(deep) as folder:
         assert folder.parent == login
         assert _mode(folder) == 0o700
-        assert len(os.fsencode(folder)) + len("/" + "i" * 21 + "/agent.sock") <= 107
+        assert len(os.fsencode(folder)) + len("/" + "i" * 21 + "/agent.sock.files") <= 107
         assert runtime.core_socket(deep) == folder / "core.sock"
     assert not folder.exists()
     assert os.listdir(deep) == []

@@ -17,7 +17,7 @@ from sandgate_edge.rest.handover import HandedFile
 __all__ = ["CutOff", "send"]
 
 #: What a thread sends at most before others get their turn.
-_TURN = 16 * 1024 * 1024
+_TURN = 4 * 1024 * 1024
 #: The longest that a disk may take for a turn.
 _TURN_SECONDS = 60.0
 
@@ -35,6 +35,8 @@ async def send(request: web.Request, file: HandedFile, *, offset: int, count: in
     if transport is None:
         raise ConnectionResetError("the client has left")
     await _flush(request, transport)
+    if transport.is_closing():
+        raise ConnectionResetError("the client has left")
     # The connection's own number is the transport's: it may be closed, and given to another, while a thread is at work.
     out = os.dup(transport.get_extra_info("socket").fileno())
     file.keep(out)
@@ -59,7 +61,7 @@ async def _flush(request: web.Request, transport: asyncio.Transport) -> None:
     """Until all that was written is in the kernel's hands, which keeps the order."""
     transport.set_write_buffer_limits(high=0)
     try:
-        while transport.get_write_buffer_size():
+        while transport.get_write_buffer_size() and not transport.is_closing():
             await request.writer.drain()
             await asyncio.sleep(0)
     finally:
