@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from sandgate_testing.agent_process import Agent
 
 _AS_A_PROGRAM = """
 import ctypes, errno, mmap, socket, sys
@@ -66,3 +69,9 @@ def test_other_kinds_of_calls_are_no_way_around() -> None:
     assert (upper, direct, in_memory) == ("EAFNOSUPPORT", "EAFNOSUPPORT", "ENOSYS")
     assert x32 in {"EAFNOSUPPORT", "ENOSYS"}
     assert allowed in {"done", "ENOSYS"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="agents of tests may gain privileges, so only root may filter calls")
+async def test_programs_of_every_identity_have_the_filter(any_agent: Agent) -> None:
+    done = await any_agent.sh("grep Seccomp: /proc/self/status")
+    assert done.text.split() == ["Seccomp:", "2"]

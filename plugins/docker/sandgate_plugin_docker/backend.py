@@ -142,7 +142,9 @@ class DockerBackend(Backend):
             if self._fleet.sandbox_of(container).startswith(_WARM_PREFIX):
                 await self._fleet.erase(name_of(container), self._fleet.box_of(container))
         for helper in await self._engine.list(f"{HELPER_LABEL}={self._identity.gateway}"):
-            await self._engine.remove(helper["Id"])
+            # One that ever ran has the label from its image, where anybody can write it.
+            if helper["State"] == "created":
+                await self._engine.remove(helper["Id"])
         used = {container["Labels"].get(f"{LABEL}box") for container in containers}
         keep = {self._bundle.name}
         for box in await asyncio.to_thread(lambda: list(self._shelf.all())):
