@@ -27,7 +27,7 @@ from sandgate_plugin_api import (
     Survivor,
     Template,
 )
-from sandgate_plugin_opensandbox.fleet import Fleet, has_ended
+from sandgate_plugin_opensandbox.fleet import Fleet
 from sandgate_plugin_opensandbox.handles import id_of, name_of, running
 from sandgate_plugin_opensandbox.identity import Identity, Name
 from sandgate_plugin_opensandbox.keeping import Keeper
@@ -35,7 +35,7 @@ from sandgate_plugin_opensandbox.patience import to_its_end
 from sandgate_plugin_opensandbox.pausing import Pausing
 from sandgate_plugin_opensandbox.probing import diagnose, probe
 from sandgate_plugin_opensandbox.rules import policy
-from sandgate_plugin_opensandbox.server import Server, told
+from sandgate_plugin_opensandbox.server import Server, has_ended, told
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings
 from sandgate_plugin_opensandbox.snapshots import Snapshots
 from sandgate_plugin_opensandbox.starting import Starter, pack

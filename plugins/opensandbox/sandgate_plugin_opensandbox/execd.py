@@ -77,14 +77,18 @@ class Execd:
         self._endpoint = endpoint
         self._headers = {**endpoint.headers, _TOKEN_HEADER: token}
 
-    async def wait(self) -> None:
-        """Return when it answers. The caller bounds the time."""
+    async def answers(self, *, seconds: float) -> bool:
+        """Whether it does within this time."""
         pause = _PING_INTERVAL
-        while not await self._answers():
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _SLOWEST_PING_INTERVAL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not await self._pings():
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _SLOWEST_PING_INTERVAL)
+                return True
+        return False
 
-    async def _answers(self) -> bool:
+    async def _pings(self) -> bool:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             # A paused or half-started sandbox takes connections and then says nothing.
             async with asyncio.timeout(5), self._get("ping") as response:

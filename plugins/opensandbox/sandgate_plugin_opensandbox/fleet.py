@@ -17,11 +17,11 @@ from sandgate_plugin_opensandbox.identity import Name
 from sandgate_plugin_opensandbox.keeping import Keeper, labels
 from sandgate_plugin_opensandbox.patience import to_its_end
 from sandgate_plugin_opensandbox.rules import policy
-from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server, told
+from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server, has_ended, state_of, told
 from sandgate_plugin_opensandbox.starting import Starter
 from sandgate_plugin_opensandbox.templates import Model
 
-__all__ = ["Fleet", "has_ended", "state_of"]
+__all__ = ["Fleet"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +41,6 @@ _SLOWEST_INTERVAL = 2.0
 _REMOVALS = 20
 #: Names of which this object knows that nothing is under way.
 _REMEMBERED = 4096
-_ENDED = frozenset({"Stopping", "Terminated", "Failed"})
-
-
-def state_of(details: Details) -> str:
-    return str((details.get("status") or {}).get("state"))
-
-
-def has_ended(details: Details) -> bool:
-    return state_of(details) in _ENDED
 
 
 class Fleet:
@@ -169,8 +160,8 @@ class Fleet:
         sandbox = str(details["id"])
         try:
             async with asyncio.timeout(limit):
-                while (state := state_of(details)) != "Running":
-                    if state in _ENDED:
+                while state_of(details) != "Running":
+                    if has_ended(details):
                         _log.error("a sandbox ended at once: %s", details.get("status"))
                         raise Internal("the sandbox could not be started")
                     await asyncio.sleep(pause)
@@ -218,7 +209,7 @@ class Fleet:
         details = None if sandbox is None else await self._server.get(sandbox)
         if details is None:
             raise NotFound("there is no such sandbox")
-        if state_of(details) in _ENDED:
+        if has_ended(details):
             raise NotFound("the sandbox has ended")
         return details
 

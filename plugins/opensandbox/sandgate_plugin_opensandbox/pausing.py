@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from sandgate_errors import CapabilityMissing, Internal, NotFound, Unavailable
 from sandgate_plugin_api import Capability, Placement
-from sandgate_plugin_opensandbox.fleet import Fleet, state_of
+from sandgate_plugin_opensandbox.fleet import Fleet
 from sandgate_plugin_opensandbox.handles import Handle, id_of, name_of, running
-from sandgate_plugin_opensandbox.server import Refused, Server
+from sandgate_plugin_opensandbox.server import Refused, Server, state_of
 from sandgate_plugin_opensandbox.settings import TemplateSettings
 from sandgate_plugin_opensandbox.snapshots import Snapshots
 from sandgate_plugin_opensandbox.starting import Starter

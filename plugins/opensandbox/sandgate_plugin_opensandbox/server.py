@@ -34,7 +34,7 @@ from sandgate_errors import (
 )
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings
 
-__all__ = ["Details", "Endpoint", "Lost", "Refused", "Server", "told"]
+__all__ = ["Details", "Endpoint", "Lost", "Refused", "Server", "has_ended", "state_of", "told"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +59,9 @@ _NO_MORE = re.compile(
 )
 #: A relay that reached nobody, or waited for nobody.
 _NOBODY_BEHIND = frozenset({502, 503, 504})
+
+
+_ENDED = frozenset({"Stopping", "Terminated", "Failed"})
 
 
 class Refused(Exception):
@@ -90,6 +93,16 @@ class Endpoint:
         if websocket:
             base = re.sub("^http", "ws", base)
         return f"{base.rstrip('/')}/{path.lstrip('/')}{query}{rest}"
+
+
+def state_of(details: Details) -> str:
+    """Of a sandbox or snapshot."""
+    return str((details.get("status") or {}).get("state"))
+
+
+def has_ended(details: Details) -> bool:
+    """Whether a sandbox will never run again."""
+    return state_of(details) in _ENDED
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from sandgate_errors import CapabilityMissing, Internal, NotFound, Unavailable
 from sandgate_plugin_api import Capability
 from sandgate_plugin_opensandbox.identity import Name
 from sandgate_plugin_opensandbox.keeping import snapshot_prefix
-from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server
+from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server, state_of
 
 __all__ = ["Snapshots"]
 
@@ -61,7 +61,7 @@ class Snapshots:
         try:
             return await self._server.snapshot(sandbox, name=name)
         except Lost:
-            found = [each for each in await self._server.snapshots(name) if _state(each) not in _GONE]
+            found = [each for each in await self._server.snapshots(name) if state_of(each) not in _GONE]
             if not found:
                 raise
             return found[0]
@@ -77,7 +77,7 @@ class Snapshots:
         pause = _INTERVAL
         try:
             async with asyncio.timeout(_LIMIT):
-                while (state := _state(details)) != "Ready":
+                while (state := state_of(details)) != "Ready":
                     if state in _GONE:
                         _log.error("a snapshot was not made: %s", details.get("status"))
                         raise Unavailable("the snapshot could not be made")
@@ -96,7 +96,7 @@ class Snapshots:
         if not isinstance(snapshot, str) or not snapshot:
             raise Internal("the handle of the snapshot is damaged")
         found = await self._server.get_snapshot(snapshot)
-        if found is None or _state(found) != "Ready":
+        if found is None or state_of(found) != "Ready":
             raise NotFound("the snapshot does not exist any more")
         return snapshot
 
@@ -117,7 +117,7 @@ class Snapshots:
                 if refused.status != 409:
                     raise
                 found = await self._server.get_snapshot(snapshot)
-                if found is None or _state(found) == "Deleting":
+                if found is None or state_of(found) == "Deleting":
                     return
                 if loop.time() > end:
                     raise
@@ -132,7 +132,3 @@ class Snapshots:
 
     async def forget_paused(self, name: Name) -> None:
         await self.give_up(self.paused_name(name))
-
-
-def _state(details: Details) -> str:
-    return str((details.get("status") or {}).get("state"))

@@ -21,7 +21,7 @@ from sandgate_errors import Internal, SandboxUnreachable, Unavailable
 from sandgate_plugin_api import AgentAddress
 from sandgate_plugin_opensandbox.execd import EGRESS_PORT, EXECD_PORT, Execd
 from sandgate_plugin_opensandbox.identity import Identity, Name
-from sandgate_plugin_opensandbox.server import Endpoint, Server
+from sandgate_plugin_opensandbox.server import Endpoint, Server, has_ended
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings, TemplateSettings
 from sandgate_plugin_opensandbox.tunnels import Tunnel, Tunnels
 
@@ -39,6 +39,7 @@ _SOCKET = f"{_FOLDER}/agent/agent.sock"
 _SUDO = f"{_FOLDER}/sudo"
 #: Seconds. A sandbox's first program starts execd; a pod may still be looking for its network.
 _EXECD_LIMIT = 60.0
+_STATE_INTERVAL = 3.0
 _UNPACK_LIMIT = 120.0
 #: From the command to the first connection. A first start on a cold disk reads the interpreter and gRPC.
 _AGENT_LIMIT = 60.0
@@ -146,11 +147,13 @@ class Starter:
         execd = Execd(self._server.session, endpoint, self._identity.token(name, "execd"))
         try:
             async with asyncio.timeout(_EXECD_LIMIT):
-                await execd.wait()
+                while not await execd.answers(seconds=_STATE_INTERVAL):
+                    # One whose first program cannot run has ended before anybody could have answered.
+                    found = await self._server.get(sandbox)
+                    if found is None or has_ended(found):
+                        raise Internal("the sandbox could not be started: its image may lack a shell")
         except TimeoutError:
-            _log.error(
-                "execd of %s does not answer at %s: %s", name.sandbox, endpoint.base, await self._server.log(sandbox)
-            )
+            _log.error("execd of %s does not answer at %s", name.sandbox, endpoint.base)
             raise Unavailable("the sandbox did not come up in time") from None
         if not self._looked_at_execd:
             self._looked_at_execd = True

@@ -27,15 +27,15 @@ async def test_bundle_is_put_there_once_for_each_file_system(make_gateway, run):
         assert output.count("drwxr-xr-x") == 2
         handle = await backend.pause(placement.handle, memory=False)
         again = await backend.resume(handle)
-        stamp = "stat -c %Y /run/sandgate/bundle.name; cat kept"
+        stamp = "stat -c %Y /run/sandgate/bundle.name; cat /home/user/kept"
         first, second = await run(again, stamp), await run(again, stamp)
         assert first == second
         assert first[1].endswith("x\n")
         await backend.destroy(again.handle)
 
 
-async def test_image_that_cannot_take_it_is_told_so(make_gateway, images, server):
-    """Without tar and Python; the stand-in for execd needs the latter, so nothing answers in it."""
+async def test_image_that_cannot_run_anything_is_told_so(make_gateway, images, server):
+    """One without a shell: nothing of OpenSandbox runs in it either, and nobody waits for that."""
     gateway = make_gateway(agent_mount=False, templates={"base": {"image": images.empty()}})
     async with gateway.backend() as backend:
         request = await gateway.request(backend)
