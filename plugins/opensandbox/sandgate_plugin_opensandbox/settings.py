@@ -48,6 +48,8 @@ class _Sandbox(BaseModel):
     cpu_count: int = Field(default=2, ge=1, le=1024)
     #: MiB.
     memory_mb: int = Field(default=2048, ge=64)
+    #: MiB that clients are told of. The server neither limits disks nor says how large they are.
+    disk_size_mb: int = Field(default=10_240, ge=1)
     #: A number of devices, or ``all``; None: no graphics processor.
     gpu: Annotated[str, Field(pattern="^([1-9][0-9]*|all)$")] | None = None
     #: Whether ``user`` may become root by the agent's own ``sudo``.

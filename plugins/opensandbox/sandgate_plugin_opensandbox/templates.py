@@ -80,8 +80,9 @@ def _described(name: str, settings: TemplateSettings) -> Template:
     return Template(
         id=name,
         aliases=settings.aliases,
-        # The server has no limit for disks, and does not say how large they are.
-        resources=Resources(cpu_count=settings.cpu_count, memory_mb=settings.memory_mb, disk_size_mb=0),
+        resources=Resources(
+            cpu_count=settings.cpu_count, memory_mb=settings.memory_mb, disk_size_mb=settings.disk_size_mb
+        ),
         envs=settings.envs,
         default_user=settings.user,
         workdir=settings.workdir or "",

@@ -172,6 +172,9 @@ class Tunnels:
         self._session = session
         self._folder = folder
         self._tunnels: dict[str, Tunnel] = {}
+        for left in folder.glob("*.sock"):
+            # Of a gateway that was killed; what goes on gets another.
+            left.unlink()
 
     def path(self, sandbox: str) -> Path:
         return self._folder / f"{sandbox}.sock"

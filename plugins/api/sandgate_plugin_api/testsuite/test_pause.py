@@ -15,7 +15,8 @@ from sandgate_plugin_api.testsuite.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio
 
-_COUNTING = "i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.05; done"
+# By a rename: a file that is just being written anew is empty, and a pause may come in that very moment.
+_COUNTING = "i=0; while :; do i=$((i+1)); echo $i > next; mv next count; sleep 0.05; done"
 _CANCELLED = 4
 
 
