@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,16 +158,20 @@ async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside,
 
 async def test_rules_of_a_gateway_that_was_killed_go_with_the_next_start(gateway, backend):
     """Its chains and its sandboxes', once its bridge is no more."""
-    dead, box = "0" * 8, f"SGB-i{'0' * 19}9"
-    for words in (
-        ["-N", f"SG-{dead}"],
-        ["-N", f"SG-{dead}-IN"],
-        ["-N", box],
-        ["-A", f"SG-{dead}", "-s", "192.0.2.9", "-j", box],
-        ["-A", "DOCKER-USER", "-i", f"sg-{dead}", "-j", f"SG-{dead}"],
-        ["-A", "INPUT", "-i", f"sg-{dead}", "-j", f"SG-{dead}-IN"],
-    ):
-        iptables(*words)
+    dead, box = secrets.token_hex(4), f"SGB-i{secrets.token_hex(10)}"
+    # At once: a gateway of another test may start in between, and clear away what there is so far.
+    lines = (
+        "*filter",
+        f":SG-{dead} - [0:0]",
+        f":SG-{dead}-IN - [0:0]",
+        f":{box} - [0:0]",
+        f"-A SG-{dead} -s 192.0.2.9 -j {box}",
+        f"-A DOCKER-USER -i sg-{dead} -j SG-{dead}",
+        f"-A INPUT -i sg-{dead} -j SG-{dead}-IN",
+        "COMMIT\n",
+    )
+    restore = ["iptables-restore", "--noflush", "-w", "10"]
+    await asyncio.to_thread(subprocess.run, restore, input="\n".join(lines), text=True, check=True)
     async with gateway.backend():
         rules = iptables("-S")
     assert dead not in rules
