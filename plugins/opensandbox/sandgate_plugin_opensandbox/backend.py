@@ -210,7 +210,7 @@ class OpenSandboxBackend(Backend):
 
     async def _erase_stray(self, name: Name) -> bool:
         async with self._busy(name):
-            return await self._fleet.erase_stray(name)
+            return await self._fleet.erase_all(name)
 
     # Pausing.
 

@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 _FIRST_PROGRAM = ["tail", "-f", "/dev/null"]
 #: Seconds. A pod that waits for its image; one of which only a list knows may never run.
 _RUNNING_LIMIT = 300.0
-_FOUND_RUNNING_LIMIT = 20.0
+_FOUND_RUNNING_LIMIT = 10.0
 #: How long a create whose answer was lost is looked for, and one whose caller has gone is waited for.
-_RECONCILE_SECONDS = 20.0
+_RECONCILE_SECONDS = 10.0
 _POST_PATIENCE = 30.0
 #: After a start, creates of an earlier one may still be under way on the server.
 _SETTLING_SECONDS = 5.0
@@ -228,18 +228,20 @@ class Fleet:
     # Removing.
 
     async def erase(self, name: Name, sandbox: str | None) -> bool:
-        """Remove a sandbox, known by its id or by its name. Whether there was any."""
+        """Remove a sandbox. Whether there was any.
+
+        By its name also where its id is known: one that was started anew on its files has another.
+        """
         await self._starter.forget(name)
         if sandbox is not None:
             await self._remove(sandbox)
+            await self.erase_all(name)
             self._remember(name)
             return True
         loop = asyncio.get_running_loop()
         end = self._opened + _SETTLING_SECONDS
         while True:
-            if found := await self.find(name):
-                for details in found:
-                    await self._remove(str(details["id"]))
+            if await self.erase_all(name):
                 return True
             if name in self._settled:
                 return False
@@ -249,10 +251,10 @@ class Fleet:
         self.keeper.look_for(name)
         return False
 
-    async def erase_stray(self, name: Name) -> bool:
+    async def erase_all(self, name: Name) -> bool:
+        """Everything of this name that there is now."""
         found = await self.find(name)
         for details in found:
-            _log.warning("a sandbox is removed whose making nobody waited for: %s", name.sandbox)
             await self._remove(str(details["id"]))
         return bool(found)
 
