@@ -18,6 +18,7 @@ from sandgate_core.errands import Errands
 from sandgate_core.expiry import Expiry
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.states import State
+from sandgate_errors import Unavailable
 from sandgate_plugin_api import Backend
 
 __all__ = ["Ending"]
@@ -67,10 +68,19 @@ class Ending:
             if live.agent is not None:
                 await self._agents.forget(live.agent.target)
             await self._table.move(live, final, note=note)
-        except Exception:
+        except Exception as error:
             if live.taken:
                 return False  # the other core frees it
-            _log.exception("a sandbox could not be freed", sandbox=record.id, backend=record.backend, retry_in=wait)
+            # An engine that is down says so at every attempt for every sandbox: where that was in the code is no news.
+            fault = not isinstance(error, Unavailable)
+            _log.error(
+                "a sandbox could not be freed",
+                sandbox=record.id,
+                backend=record.backend,
+                retry_in=wait,
+                error=None if fault else str(error),
+                exc_info=fault,
+            )
             self._try_again(live, final=final, note=note, wait=wait)
             return False
         _log.info("sandbox ended", sandbox=record.id, state=final.value, reason=note)
