@@ -64,6 +64,9 @@ class Handover:
     def close(self) -> None:
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        # As gRPC does with its own. Not possible where the folder is out of the agent's reach by then.
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
         for session in self._sessions:
             session.cancel()
 

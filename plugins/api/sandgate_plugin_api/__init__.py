@@ -9,7 +9,7 @@ Everything a plugin may import stands in ``__all__`` here, and in that of ``sand
 :mod:`sandgate_plugin_api.testsuite`.
 """
 
-from sandgate_plugin_api.agent_start import agent_command, agent_settings
+from sandgate_plugin_api.agent_start import agent_command, agent_settings, agent_sockets
 from sandgate_plugin_api.backend import (
     Backend,
     BackendContext,
@@ -79,5 +79,6 @@ __all__ = [
     "Usage",
     "agent_command",
     "agent_settings",
+    "agent_sockets",
     "hookimpl",
 ]

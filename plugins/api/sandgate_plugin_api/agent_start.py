@@ -11,8 +11,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = ["agent_command", "agent_settings"]
+__all__ = ["agent_command", "agent_settings", "agent_sockets"]
+
+# Of the socket on which open files are handed over (docs/architecture.md, "Large downloads").
+_FILES = ".files"
 
 
 def agent_command() -> list[str]:
@@ -24,7 +28,8 @@ def agent_command() -> list[str]:
 def agent_settings(*, socket: str, token: str, homes: Mapping[str, str]) -> str:
     """The line of an agent without isolation: every account of ``homes`` (name to folder) is the agent's own user.
 
-    ``socket`` is a path of at most 107 bytes, ``token`` a secret of the backend's making: both are then the sandbox's
+    ``socket`` is a path of at most 101 bytes, so that there is room for its neighbour (:func:`agent_sockets`); ``token``
+    is a secret of the backend's making. Both are then the sandbox's
     :class:`~sandgate_plugin_api.records.AgentAddress`.
     """
     return json.dumps(
@@ -36,3 +41,8 @@ def agent_settings(*, socket: str, token: str, homes: Mapping[str, str]) -> str:
             "system_files": False,
         }
     )
+
+
+def agent_sockets(socket: Path) -> tuple[Path, ...]:
+    """All that an agent puts where it listens on ``socket``. One that was killed leaves them: remove them with its sandbox."""
+    return socket, socket.with_name(socket.name + _FILES)
