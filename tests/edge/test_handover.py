@@ -74,9 +74,12 @@ class Source:
 
     def send(self, connection: socket.socket, header: Header, *paths: Path, flags: int = os.O_RDONLY) -> None:
         fds = [os.open(path, flags) for path in paths]
-        socket.send_fds(connection, [header.SerializeToString()], fds)
-        for fd in fds:
-            os.close(fd)
+        try:
+            # An edge whose client has left may have closed its side.
+            socket.send_fds(connection, [header.SerializeToString()], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     async def stream(self, request: agent_pb2.ReadFileRequest, _context: object) -> AsyncIterator[object]:
         self.streamed = 0
