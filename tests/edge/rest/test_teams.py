@@ -15,11 +15,24 @@ async def admin(edge, method, path, body=None, *, team=None):
     return await edge.rest(method, path, body, key=None, headers=headers)
 
 
+def core_of(edge):
+    return grpc.aio.insecure_channel(f"unix:{edge.home({'sandboxID': ''}).parent / 'core.sock'}")
+
+
+async def make_team(edge, team):
+    """A key is for a team that there is; the module's tests share one core."""
+    async with core_of(edge) as channel:
+        create = teams_pb2_grpc.TeamServiceStub(channel).CreateTeam
+        try:
+            await create(teams_pb2.CreateTeamRequest(id=team), metadata=(("internal-token", edge.admin_token),))
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
 @contextlib.asynccontextmanager
 async def limits(edge, **values):
     """Limits of the default team, for a while."""
-    target = f"unix:{edge.home({'sandboxID': ''}).parent / 'core.sock'}"
-    async with grpc.aio.insecure_channel(target) as channel:
+    async with core_of(edge) as channel:
         change = teams_pb2_grpc.TeamServiceStub(channel).UpdateTeam
 
         async def apply(message):
@@ -34,6 +47,7 @@ async def limits(edge, **values):
 
 
 async def test_the_life_of_a_key(edge):
+    await make_team(edge, "lab")
     status, made, _ = await admin(edge, "POST", "/api-keys", {"name": "ci"}, team="lab")
     assert status == 201
     assert made["mask"]["prefix"] + made["mask"]["maskedValuePrefix"] == made["key"][:10]
@@ -53,10 +67,17 @@ async def test_the_life_of_a_key(edge):
 
 
 async def test_keys_of_another_team_are_out_of_reach(edge):
+    await make_team(edge, "one")
     _, made, _ = await admin(edge, "POST", "/api-keys", {"name": "x"}, team="one")
     assert (await admin(edge, "DELETE", f"/api-keys/{made['id']}", team="two"))[0] == 404
     assert (await admin(edge, "PATCH", f"/api-keys/{made['id']}", {"name": "y"}, team="two"))[0] == 404
     assert [key["id"] for key in (await admin(edge, "GET", "/api-keys", team="two"))[1]] == []
+
+
+async def test_key_for_a_team_that_there_is_not_is_refused_and_makes_none(edge):
+    assert (await admin(edge, "POST", "/api-keys", {"name": "x"}, team="nowhere"))[0] == 404
+    _, teams, _ = await admin(edge, "GET", "/teams")
+    assert "nowhere" not in {team["teamID"] for team in teams}
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Admin-Token": ""}, {"X-Admin-Token": "x" * 64}, {"X-Admin-Token": "é"}])
@@ -81,7 +102,7 @@ async def test_bad_team_is_refused(edge, team):
 
 
 async def test_key_learns_its_own_team_and_the_admin_all(edge):
-    await admin(edge, "POST", "/api-keys", {"name": "x"}, team="lab")
+    await make_team(edge, "lab")
     status, own, _ = await edge.rest("GET", "/teams")
     key = own[0].pop("apiKey")
     assert (status, own) == (200, [{"teamID": "default", "name": "default", "isDefault": True}])
