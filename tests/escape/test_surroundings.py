@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox, SandboxException
 
+from sandgate_testing.engine import engine_socket
+
 #: Tries every unix socket that the kernel shows, by path and by abstract name, and what usually is where.
 SOCKETS = """
 import json, os, socket
 names = {line.split()[-1] for line in open("/proc/net/unix") if len(line.split()) == 8}
-names |= {"/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock", "/run/sandgate/meet/start"}
+names |= {os.environ["ENGINE"], "/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock", "/run/sandgate/meet/start"}
 names |= {f"/proc/1/fd/{n}/agent" for n in range(64)} | {f"/proc/self/fd/{n}/agent" for n in range(64)}
 found = []
 for name in names:
@@ -30,7 +32,7 @@ print(json.dumps(found))
 
 def test_no_socket_leads_to_an_agent_or_to_the_engine(attack) -> None:
     """But that of the sandbox's own sudo, which is for everybody in it."""
-    code, text = attack('python3 -c "$PROGRAM"', envs={"PROGRAM": SOCKETS})
+    code, text = attack('python3 -c "$PROGRAM"', envs={"PROGRAM": SOCKETS, "ENGINE": str(engine_socket())})
     assert code == 0, text
     assert set(json.loads(text)) <= {"/run/sandgate/sudo/sudo.sock"}
 

@@ -17,9 +17,7 @@ from sandgate_errors import CapabilityMissing, FailedPrecondition, Unavailable
 from sandgate_plugin_api import Capability, Egress
 from sandgate_plugin_docker.backend import DockerBackend
 from sandgate_plugin_docker.checks import how_to_reach
-from sandgate_testing.engine import docker
-
-_ENGINE = "/var/run/docker.sock"
+from sandgate_testing.engine import docker, engine_socket
 
 
 class Road:
@@ -38,7 +36,7 @@ class Road:
                 return
             if self.state == "silent":
                 await asyncio.sleep(3600)
-            there, far = await asyncio.open_unix_connection(_ENGINE)
+            there, far = await asyncio.open_unix_connection(engine_socket())
             await asyncio.gather(self.pump(reader, far), self.pump(there, writer))
         except (OSError, asyncio.CancelledError):
             pass
@@ -203,9 +201,9 @@ async def test_wrong_setting_stops_the_start_with_one_line(gateway, settings, te
 
 
 def test_doctor_says_what_is_there_and_what_is_missing():
-    rows = DockerBackend.diagnose({})
-    assert rows[0][0] == "engine"
-    assert rows[0][1] is Path(_ENGINE).exists()
+    name, fine, about = DockerBackend.diagnose({})[0]
+    assert (name, fine) == ("engine", True)
+    assert Path(about.partition(" at unix://")[2].partition(",")[0]).resolve() == engine_socket().resolve()
     assert [row[:2] for row in DockerBackend.diagnose({"host": "unix:///none"})] == [("engine", False)]
     assert [row[:2] for row in DockerBackend.diagnose({"x": 1})] == [("settings", False)]
 

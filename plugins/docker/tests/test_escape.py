@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from sandgate_testing.engine import docker
+from sandgate_testing.engine import docker, engine_socket
 
 USERS = ("user", "root")
 
@@ -59,7 +59,7 @@ async def test_devices_kernel_and_engine_are_out_of_reach(placement, run, user):
         "dmesg",
         "unshare -m true",
         "chroot /proc/1/root /bin/sh -c 'test -e /work'",
-        "ls /var/run/docker.sock /run/docker.sock /run/containerd",
+        f"ls {engine_socket()} /var/run/docker.sock /run/docker.sock /run/containerd | grep .",
         "test -r /proc/kcore -a -s /proc/kcore",
     )
     for command in refused:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import IO
 
-__all__ = ["docker", "remove_containers", "why_no_engine"]
+__all__ = ["docker", "engine_environment", "engine_socket", "remove_containers", "why_no_engine"]
 
 #: Seconds for one command to the engine; guards against one that hangs.
 _PATIENCE = 120.0
@@ -25,6 +27,19 @@ def docker(*words: str, data: IO[bytes] | None = None, check: bool = True) -> su
     if check and done.returncode != 0:
         raise subprocess.CalledProcessError(done.returncode, f"docker {words[0]}", done.stdout, done.stderr)
     return done
+
+
+def engine_socket() -> Path:
+    """Where the engine of the tests listens, which need not be the usual place. Raises ValueError for one by network."""
+    scheme, _, path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").partition("://")
+    if scheme != "unix":
+        raise ValueError(f"tests need an engine on this machine, and DOCKER_HOST says {scheme}://{path}")
+    return Path(path)
+
+
+def engine_environment() -> dict[str, str]:
+    """What another client of the same engine needs in an environment that is otherwise its own."""
+    return {"DOCKER_HOST": f"unix://{engine_socket()}"}
 
 
 def why_no_engine() -> str | None:

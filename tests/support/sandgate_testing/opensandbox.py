@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sandgate_testing.containers import Containers
-from sandgate_testing.engine import docker
+from sandgate_testing.engine import docker, engine_environment
 from sandgate_testing.sdk import pip_environment
 
 __all__ = ["OnServer", "OpenSandboxServer", "ServerFailed"]
@@ -92,7 +92,7 @@ mode = "direct"
             self._process = subprocess.Popen(
                 [str(self._program), "--config", str(self._config)],
                 # It keeps more in the home of its user.
-                env={"PATH": os.environ["PATH"], "HOME": str(self._folder), "NO_PROXY": "*"},
+                env={"PATH": os.environ["PATH"], "HOME": str(self._folder), "NO_PROXY": "*", **engine_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
