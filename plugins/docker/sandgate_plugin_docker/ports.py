@@ -40,6 +40,7 @@ _VALID_DAYS = 3650
 _CONNECT_LIMIT_SECONDS = 10.0
 _PIECE = 256 * 1024
 _COMPLETE = ".complete"
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ByPort:
@@ -152,14 +153,16 @@ class _Tunnel:
         self._context.set_alpn_protocols(["h2"])
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._closed = False
 
     async def open(self, box: Box) -> None:
         box.runtime.mkdir(mode=0o700, exist_ok=True)
         box.sockets.mkdir(exist_ok=True)
         box.socket.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._carry, box.socket)
+        self._server = await asyncio.start_unix_server(self._accept, box.socket)
 
     async def close(self) -> None:
+        self._closed = True
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -167,27 +170,33 @@ class _Tunnel:
         if self._connections:
             await asyncio.wait(self._connections)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine runs in one
-        self._connections.add(task)
-        try:
-            if (far := await self._connect()) is not None:
-                await _join((reader, writer), far)
-        finally:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:
+            # It was on its way when the server was closed.
             writer.close()
-            self._connections.discard(task)
+            return
+        # A task of our own, and not the streams': those take the cancellation of one for a fault.
+        task = asyncio.ensure_future(self._carry((reader, writer)))
+        self._connections.add(task)
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        def ended(task: asyncio.Task[None]) -> None:
+            # Not by the task: one that is cancelled before its first step runs nothing at all.
+            self._connections.discard(task)
+            writer.close()
+
+        task.add_done_callback(ended)
+
+    async def _carry(self, near: _Ends) -> None:
+        if (far := await self._connect()) is not None:
+            await _join(near, far)
+
+    async def _connect(self) -> _Ends | None:
         try:
             async with asyncio.timeout(_CONNECT_LIMIT_SECONDS):
                 return await asyncio.open_connection(self._host, self.port, ssl=self._context, server_hostname=_NAME)
         except (OSError, TimeoutError) as error:
             _log.warning("the agent behind %s:%d cannot be reached: %s", self._host, self.port, error)
             return None
-
-
-_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _join(near: _Ends, far: _Ends) -> None:
