@@ -1,0 +1,81 @@
+BEGIN TRANSACTION;
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL,
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO "alembic_version" VALUES('0001');
+CREATE TABLE api_keys (
+	id VARCHAR(16) NOT NULL,
+	digest VARCHAR(64) NOT NULL,
+	prefix VARCHAR(16) NOT NULL,
+	name TEXT NOT NULL,
+	owner VARCHAR(64) NOT NULL,
+	created_at BIGINT NOT NULL,
+	revoked_at BIGINT,
+	PRIMARY KEY (id),
+	UNIQUE (digest)
+);
+INSERT INTO "api_keys" VALUES('k1','8b9a845c0344468dfb225b08f15c22dc85a7cc018c315035f7766528d8b7103a','e2b_012345','first','default',1790000000000000,NULL);
+INSERT INTO "api_keys" VALUES('k2','2f82ce18f1ba6303fe1e0a7462a4c0ad4ad3a4c3d1d2dbf1f2a8d0f3f5a0a7b1','e2b_bbbbbb','old','gone',1790000000000000,1790000000000001);
+CREATE TABLE meta (
+	name VARCHAR(64) NOT NULL,
+	value TEXT NOT NULL,
+	PRIMARY KEY (name)
+);
+INSERT INTO "meta" VALUES('seed-fingerprint','aa1a209f5db71f2bd276f29350335aa6');
+CREATE TABLE sandboxes (
+	id VARCHAR(64) NOT NULL,
+	owner VARCHAR(64) NOT NULL,
+	backend VARCHAR(64) NOT NULL,
+	template_id TEXT NOT NULL,
+	alias TEXT NOT NULL,
+	state VARCHAR(16) NOT NULL,
+	revision INTEGER NOT NULL,
+	created_at BIGINT NOT NULL,
+	started_at BIGINT,
+	end_at BIGINT,
+	ended_at BIGINT,
+	timeout BIGINT NOT NULL,
+	pause_on_timeout BOOLEAN NOT NULL,
+	pause_memory BOOLEAN NOT NULL,
+	auto_resume BOOLEAN NOT NULL,
+	metadata JSON NOT NULL,
+	envs JSON NOT NULL,
+	resources JSON NOT NULL,
+	allow_internet_access BOOLEAN NOT NULL,
+	network JSON,
+	secure BOOLEAN NOT NULL,
+	token_version INTEGER NOT NULL,
+	handle JSON NOT NULL,
+	PRIMARY KEY (id)
+);
+INSERT INTO "sandboxes" VALUES('iaaaaaaaaaaaaaaaaaaaa','default','local','base','','running',1,1790000000000000,1790000001000000,4900000000000000,NULL,300000000,0,1,0,'{"a": "\u00e4", "nul": "\u0000", "quote": "it''s \"so\"; -- \\"}','{"X": "1"}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',1,NULL,1,1,'{"id": "iaaaaaaaaaaaaaaaaaaaa"}');
+INSERT INTO "sandboxes" VALUES('ibbbbbbbbbbbbbbbbbbbb','lab','local','base','','running',1,1790000000000000,1790000001000000,4900000000000000,NULL,300000000,1,1,1,'{}','{}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',0,'{"allow_out": ["a"], "deny_out": [], "allow_public_traffic": null, "mask_request_host": ""}',0,1,'{"id": "ibbbbbbbbbbbbbbbbbbbb"}');
+INSERT INTO "sandboxes" VALUES('icccccccccccccccccccc','default','local','base','','killed',3,1790000000000000,1790000001000000,1790000300000000,4900000000000000,300000000,0,1,0,'{}','{}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',1,NULL,0,1,'{"id": "icccccccccccccccccccc"}');
+INSERT INTO "sandboxes" VALUES('idddddddddddddddddddd','default','local','base','','creating',0,1790000000000000,NULL,NULL,NULL,300000000,0,1,0,'{}','{}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',1,NULL,0,1,'{"id": "idddddddddddddddddddd"}');
+INSERT INTO "sandboxes" VALUES('ieeeeeeeeeeeeeeeeeeee','default','local','base','','killing',2,1790000000000000,1790000001000000,4900000000000000,NULL,300000000,0,1,0,'{}','{}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',1,NULL,0,1,'{"id": "ieeeeeeeeeeeeeeeeeeee"}');
+INSERT INTO "sandboxes" VALUES('iffffffffffffffffffff','default','local','base','','failed',1,1790000000000000,NULL,NULL,4900000000000000,300000000,0,1,0,'{}','{}','{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}',1,NULL,0,1,'{"id": "iffffffffffffffffffff"}');
+CREATE TABLE transitions (
+	sandbox_id VARCHAR(64) NOT NULL,
+	revision INTEGER NOT NULL,
+	at BIGINT NOT NULL,
+	from_state VARCHAR(16),
+	to_state VARCHAR(16) NOT NULL,
+	note TEXT NOT NULL,
+	PRIMARY KEY (sandbox_id, revision),
+	FOREIGN KEY(sandbox_id) REFERENCES sandboxes (id) ON DELETE CASCADE
+);
+INSERT INTO "transitions" VALUES('iaaaaaaaaaaaaaaaaaaaa',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('iaaaaaaaaaaaaaaaaaaaa',1,1790000001000000,'creating','running','ready');
+INSERT INTO "transitions" VALUES('ibbbbbbbbbbbbbbbbbbbb',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('ibbbbbbbbbbbbbbbbbbbb',1,1790000001000000,'creating','running','ready');
+INSERT INTO "transitions" VALUES('icccccccccccccccccccc',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('icccccccccccccccccccc',1,1790000001000000,'creating','running','ready');
+INSERT INTO "transitions" VALUES('idddddddddddddddddddd',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('ieeeeeeeeeeeeeeeeeeee',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('ieeeeeeeeeeeeeeeeeeee',1,1790000001000000,'creating','running','ready');
+INSERT INTO "transitions" VALUES('iffffffffffffffffffff',0,1790000000000000,NULL,'creating','create');
+INSERT INTO "transitions" VALUES('iffffffffffffffffffff',1,1790000001000000,'creating','failed','create failed');
+CREATE INDEX sandboxes_by_state ON sandboxes (state);
+CREATE INDEX sandboxes_by_end ON sandboxes (ended_at);
+COMMIT;

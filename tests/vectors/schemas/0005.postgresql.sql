@@ -1,0 +1,187 @@
+CREATE TABLE public.alembic_version (
+    version_num character varying(32) NOT NULL
+);
+CREATE TABLE public.api_keys (
+    id character varying(16) NOT NULL,
+    digest character varying(64) NOT NULL,
+    prefix character varying(16) NOT NULL,
+    name text NOT NULL,
+    owner character varying(64) NOT NULL,
+    created_at bigint NOT NULL,
+    revoked_at bigint,
+    last_used_at bigint
+);
+CREATE TABLE public.audit (
+    id bigint NOT NULL,
+    at bigint NOT NULL,
+    team character varying(64) NOT NULL,
+    key_id character varying(16) NOT NULL,
+    key_name text NOT NULL,
+    action character varying(32) NOT NULL,
+    subject character varying(64) NOT NULL,
+    outcome character varying(32) NOT NULL,
+    request_id character varying(128) NOT NULL
+);
+CREATE SEQUENCE public.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+ALTER SEQUENCE public.audit_id_seq OWNED BY public.audit.id;
+CREATE TABLE public.measurements (
+    sandbox_id character varying(64) NOT NULL,
+    at bigint NOT NULL,
+    samples bytea NOT NULL
+);
+CREATE TABLE public.meta (
+    name character varying(64) NOT NULL,
+    value text NOT NULL
+);
+CREATE TABLE public.sandboxes (
+    id character varying(64) NOT NULL,
+    owner character varying(64) NOT NULL,
+    backend character varying(64) NOT NULL,
+    template_id text NOT NULL,
+    alias text NOT NULL,
+    state character varying(16) NOT NULL,
+    revision integer NOT NULL,
+    created_at bigint NOT NULL,
+    started_at bigint,
+    end_at bigint,
+    ended_at bigint,
+    timeout bigint NOT NULL,
+    pause_on_timeout boolean NOT NULL,
+    pause_memory boolean NOT NULL,
+    auto_resume boolean NOT NULL,
+    metadata json NOT NULL,
+    envs json NOT NULL,
+    resources json NOT NULL,
+    allow_internet_access boolean NOT NULL,
+    network json,
+    secure boolean NOT NULL,
+    token_version integer NOT NULL,
+    handle json NOT NULL,
+    pause_mode character varying(16),
+    agent_unresponsive boolean DEFAULT false NOT NULL,
+    idempotency_key character varying(255),
+    request_digest character varying(64),
+    setup json,
+    egress_pending boolean DEFAULT false NOT NULL
+);
+CREATE TABLE public.snapshots (
+    content character varying(64) NOT NULL,
+    id character varying(64) NOT NULL,
+    owner character varying(64) NOT NULL,
+    backend character varying(64) NOT NULL,
+    name character varying(128) NOT NULL,
+    tag character varying(128) NOT NULL,
+    sandbox_id character varying(64) NOT NULL,
+    state character varying(16) NOT NULL,
+    created_at bigint NOT NULL,
+    resources json NOT NULL,
+    envs json NOT NULL,
+    setup json NOT NULL,
+    handle json,
+    core character varying(32) DEFAULT ''::character varying NOT NULL
+);
+CREATE TABLE public.teams (
+    id character varying(64) NOT NULL,
+    name text NOT NULL,
+    created_at bigint NOT NULL,
+    max_sandboxes integer,
+    max_cpus integer,
+    max_memory_mb bigint,
+    max_life bigint,
+    creates_per_minute integer
+);
+CREATE TABLE public.transitions (
+    sandbox_id character varying(64) NOT NULL,
+    revision integer NOT NULL,
+    at bigint NOT NULL,
+    from_state character varying(16),
+    to_state character varying(16) NOT NULL,
+    note text NOT NULL
+);
+ALTER TABLE ONLY public.audit ALTER COLUMN id SET DEFAULT nextval('public.audit_id_seq'::regclass);
+INSERT INTO public.alembic_version (version_num) VALUES ('0005');
+INSERT INTO public.api_keys (id, digest, prefix, name, owner, created_at, revoked_at, last_used_at) VALUES ('k1', '8b9a845c0344468dfb225b08f15c22dc85a7cc018c315035f7766528d8b7103a', 'e2b_012345', 'first', 'default', 1790000000000000, NULL, 1790000000000005);
+INSERT INTO public.api_keys (id, digest, prefix, name, owner, created_at, revoked_at, last_used_at) VALUES ('k2', '2f82ce18f1ba6303fe1e0a7462a4c0ad4ad3a4c3d1d2dbf1f2a8d0f3f5a0a7b1', 'e2b_bbbbbb', 'old', 'gone', 1790000000000000, 1790000000000001, NULL);
+INSERT INTO public.audit (id, at, team, key_id, key_name, action, subject, outcome, request_id) VALUES (1, 4900000000000000, 'default', 'k1', 'first', 'sandbox.create', 'iaaaaaaaaaaaaaaaaaaaa', 'OK', 'r-1');
+INSERT INTO public.audit (id, at, team, key_id, key_name, action, subject, outcome, request_id) VALUES (2, 4900000000000001, 'lab', 'k9', 'ä', 'sandbox.kill', 'ibbbbbbbbbbbbbbbbbbbb', 'NOT_FOUND', 'r-2');
+INSERT INTO public.measurements (sandbox_id, at, samples) VALUES ('iaaaaaaaaaaaaaaaaaaaa', 1790000000000000, '\x00e025dafe5b0600020000000000000000000000000000200000000000000010000000000000100000000000000020000000000000000040000000000067b9ddfe5b060002000000000000000000294000000020000000000000001000000000000010000000000000002000000000000000004000000000');
+INSERT INTO public.measurements (sandbox_id, at, samples) VALUES ('iaaaaaaaaaaaaaaaaaaaa', 1790000120000000, '\x00ee4ce1fe5b0600020000000000000000003940000000200000000000000010000000000000100000000000000020000000000000000040000000000075e0e4fe5b0600020000000000000000c0424000000020000000000000001000000000000010000000000000002000000000000000004000000000');
+INSERT INTO public.meta (name, value) VALUES ('seed-fingerprint', 'aa1a209f5db71f2bd276f29350335aa6');
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('iaaaaaaaaaaaaaaaaaaaa', 'default', 'local', 'base', '', 'running', 1, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{"a": "\u00e4", "nul": "\u0000", "quote": "it''s \"so\"; -- \\"}', '{"X": "1"}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, true, 1, '{"id": "iaaaaaaaaaaaaaaaaaaaa"}', NULL, false, 'retry-1', 'cfcba7f18247ef1fbd9ea7f14ceb3d9cc70b4f530cdaa3c606eadc3f4d4bac97', '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('ibbbbbbbbbbbbbbbbbbbb', 'lab', 'local', 'base', '', 'running', 1, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, true, true, true, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', false, '{"allow_out": ["a"], "deny_out": [], "allow_public_traffic": null, "mask_request_host": ""}', false, 1, '{"id": "ibbbbbbbbbbbbbbbbbbbb"}', NULL, false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('icccccccccccccccccccc', 'default', 'local', 'base', '', 'killed', 3, 1790000000000000, 1790000001000000, 1790000300000000, 4900000000000000, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "icccccccccccccccccccc"}', NULL, false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('idddddddddddddddddddd', 'default', 'local', 'base', '', 'creating', 0, 1790000000000000, NULL, NULL, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "idddddddddddddddddddd"}', NULL, false, 'retry-2', NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('ieeeeeeeeeeeeeeeeeeee', 'default', 'local', 'base', '', 'killing', 2, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "ieeeeeeeeeeeeeeeeeeee"}', NULL, false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('iffffffffffffffffffff', 'default', 'local', 'base', '', 'failed', 1, 1790000000000000, NULL, NULL, 4900000000000000, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "iffffffffffffffffffff"}', NULL, false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('igggggggggggggggggggg', 'default', 'local', 'base', '', 'paused', 3, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, true, 1, '{"id": "igggggggggggggggggggg"}', 'full', false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('ihhhhhhhhhhhhhhhhhhhh', 'default', 'local', 'base', '', 'paused', 3, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "ihhhhhhhhhhhhhhhhhhhh"}', 'filesystem', true, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('ijjjjjjjjjjjjjjjjjjjj', 'default', 'local', 'base', '', 'pausing', 2, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "ijjjjjjjjjjjjjjjjjjjj"}', 'full', false, NULL, NULL, NULL, false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('ikkkkkkkkkkkkkkkkkkkk', 'default', 'local', 'base', '', 'snapshotting', 2, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, NULL, false, 1, '{"id": "ikkkkkkkkkkkkkkkkkkkk"}', NULL, false, NULL, NULL, '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', false);
+INSERT INTO public.sandboxes (id, owner, backend, template_id, alias, state, revision, created_at, started_at, end_at, ended_at, timeout, pause_on_timeout, pause_memory, auto_resume, metadata, envs, resources, allow_internet_access, network, secure, token_version, handle, pause_mode, agent_unresponsive, idempotency_key, request_digest, setup, egress_pending) VALUES ('illllllllllllllllllll', 'default', 'local', 'base', '', 'running', 1, 1790000000000000, 1790000001000000, 4900000000000000, NULL, 300000000, false, true, false, '{}', '{}', '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', true, '{"allow_out": ["a"], "deny_out": [], "allow_public_traffic": null, "mask_request_host": ""}', false, 1, '{"id": "illllllllllllllllllll"}', NULL, false, NULL, NULL, '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', true);
+INSERT INTO public.snapshots (content, id, owner, backend, name, tag, sandbox_id, state, created_at, resources, envs, setup, handle, core) VALUES ('saaaaaaaaaaaaaaaaaaaa', 'saaaaaaaaaaaaaaaaaaaa', 'default', 'local', 'kept', 'default', 'iaaaaaaaaaaaaaaaaaaaa', 'ready', 1790000000000000, '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', '{"X": "1"}', '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', '{"snapshot_id": "saaaaaaaaaaaaaaaaaaaa"}', '');
+INSERT INTO public.snapshots (content, id, owner, backend, name, tag, sandbox_id, state, created_at, resources, envs, setup, handle, core) VALUES ('sbbbbbbbbbbbbbbbbbbbb', 'sbbbbbbbbbbbbbbbbbbbb', 'lab', 'local', '', '', 'iaaaaaaaaaaaaaaaaaaaa', 'ready', 1790000000000001, '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', '{"X": "1"}', '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', '{"snapshot_id": "sbbbbbbbbbbbbbbbbbbbb"}', '');
+INSERT INTO public.snapshots (content, id, owner, backend, name, tag, sandbox_id, state, created_at, resources, envs, setup, handle, core) VALUES ('scccccccccccccccccccc', 'saaaaaaaaaaaaaaaaaaaa', 'default', 'local', 'kept', 'default', 'iaaaaaaaaaaaaaaaaaaaa', 'deleting', 1790000000000000, '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', '{"X": "1"}', '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', '{"snapshot_id": "scccccccccccccccccccc"}', '');
+INSERT INTO public.snapshots (content, id, owner, backend, name, tag, sandbox_id, state, created_at, resources, envs, setup, handle, core) VALUES ('sdddddddddddddddddddd', 'sdddddddddddddddddddd', 'default', 'local', '', '', 'iaaaaaaaaaaaaaaaaaaaa', 'making', 1790000000000000, '{"cpu_count": 2, "memory_mb": 512, "disk_size_mb": 1024}', '{"X": "1"}', '{"template": "base", "default_user": "root", "workdir": "/srv", "start_command": "serve", "ready_command": ""}', NULL, '');
+INSERT INTO public.teams (id, name, created_at, max_sandboxes, max_cpus, max_memory_mb, max_life, creates_per_minute) VALUES ('default', 'Default', 1790000000000000, NULL, NULL, NULL, NULL, NULL);
+INSERT INTO public.teams (id, name, created_at, max_sandboxes, max_cpus, max_memory_mb, max_life, creates_per_minute) VALUES ('lab', 'The lab', 1790000000000000, 5, 8, 4096, 3600000000, 30);
+INSERT INTO public.teams (id, name, created_at, max_sandboxes, max_cpus, max_memory_mb, max_life, creates_per_minute) VALUES ('gone', 'gone', 1790000000000000, NULL, NULL, NULL, NULL, NULL);
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('iaaaaaaaaaaaaaaaaaaaa', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('iaaaaaaaaaaaaaaaaaaaa', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ibbbbbbbbbbbbbbbbbbbb', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ibbbbbbbbbbbbbbbbbbbb', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('icccccccccccccccccccc', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('icccccccccccccccccccc', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('idddddddddddddddddddd', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ieeeeeeeeeeeeeeeeeeee', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ieeeeeeeeeeeeeeeeeeee', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('iffffffffffffffffffff', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('iffffffffffffffffffff', 1, 1790000001000000, 'creating', 'failed', 'create failed');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('igggggggggggggggggggg', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('igggggggggggggggggggg', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ihhhhhhhhhhhhhhhhhhhh', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ihhhhhhhhhhhhhhhhhhhh', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ijjjjjjjjjjjjjjjjjjjj', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ijjjjjjjjjjjjjjjjjjjj', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ikkkkkkkkkkkkkkkkkkkk', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('ikkkkkkkkkkkkkkkkkkkk', 1, 1790000001000000, 'creating', 'running', 'ready');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('illllllllllllllllllll', 0, 1790000000000000, NULL, 'creating', 'create');
+INSERT INTO public.transitions (sandbox_id, revision, at, from_state, to_state, note) VALUES ('illllllllllllllllllll', 1, 1790000001000000, 'creating', 'running', 'ready');
+SELECT pg_catalog.setval('public.audit_id_seq', 2, true);
+ALTER TABLE ONLY public.alembic_version
+    ADD CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num);
+ALTER TABLE ONLY public.api_keys
+    ADD CONSTRAINT api_keys_digest_key UNIQUE (digest);
+ALTER TABLE ONLY public.api_keys
+    ADD CONSTRAINT api_keys_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.measurements
+    ADD CONSTRAINT measurements_pkey PRIMARY KEY (sandbox_id, at);
+ALTER TABLE ONLY public.meta
+    ADD CONSTRAINT meta_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY public.sandboxes
+    ADD CONSTRAINT sandboxes_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.snapshots
+    ADD CONSTRAINT snapshots_pkey PRIMARY KEY (content);
+ALTER TABLE ONLY public.teams
+    ADD CONSTRAINT teams_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.transitions
+    ADD CONSTRAINT transitions_pkey PRIMARY KEY (sandbox_id, revision);
+CREATE INDEX audit_by_subject ON public.audit USING btree (subject);
+CREATE INDEX audit_by_time ON public.audit USING btree (at);
+CREATE INDEX sandboxes_by_end ON public.sandboxes USING btree (ended_at);
+CREATE UNIQUE INDEX sandboxes_by_idempotency_key ON public.sandboxes USING btree (owner, idempotency_key);
+CREATE INDEX sandboxes_by_state ON public.sandboxes USING btree (state);
+CREATE UNIQUE INDEX snapshots_by_id ON public.snapshots USING btree (id) WHERE ((state)::text = 'ready'::text);
+CREATE UNIQUE INDEX snapshots_by_name ON public.snapshots USING btree (owner, name, tag) WHERE (((state)::text = 'ready'::text) AND ((name)::text <> ''::text));
+CREATE INDEX snapshots_by_owner ON public.snapshots USING btree (owner, created_at);
+ALTER TABLE ONLY public.measurements
+    ADD CONSTRAINT measurements_sandbox_id_fkey FOREIGN KEY (sandbox_id) REFERENCES public.sandboxes(id) ON DELETE CASCADE;
+ALTER TABLE ONLY public.transitions
+    ADD CONSTRAINT transitions_sandbox_id_fkey FOREIGN KEY (sandbox_id) REFERENCES public.sandboxes(id) ON DELETE CASCADE;
+
