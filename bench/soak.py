@@ -33,9 +33,13 @@ from sandgate_testing.leftovers import processes_of, sandboxes_of
 __all__ = ["main"]
 
 _FEW = 5
+_PAGE = 100
 #: Commands that run at any time while ends are measured.
 _BUSY = 4
 _MIB = 1 << 20
+#: Seconds without a change after which a gateway is at rest, and how long that may take.
+_CALM = 3.0
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +98,11 @@ def _churn(gateway: Gateway, options: argparse.Namespace) -> dict[str, object]:
     """Creates and kills one after another."""
     first = max(1, options.churn // 4)
     _rounds(gateway, first)
-    early = _footprint(gateway)
+    early = _settled(gateway)
     began = time.perf_counter()
     _rounds(gateway, options.churn - first)
     took = time.perf_counter() - began
-    late = _footprint(gateway)
+    late = _settled(gateway)
     return {
         "create and kill, per second": round((options.churn - first) / took, 1),
         f"after {first}": asdict(early),
@@ -174,10 +178,10 @@ def _records(options: argparse.Namespace) -> dict[str, object]:
                 name = gateway.create_sandbox(timeout=3600, metadata={"odd": str(number % 2)})["sandboxID"]
                 if gateway.rest("POST", f"/sandboxes/{name}/pause", {"memory": False}).status != 204:
                     raise RuntimeError("a sandbox could not be paused")
-            page = "/v2/sandboxes?limit=100&state=paused"
+            page = f"/v2/sandboxes?limit={_PAGE}&state=paused"
             token = gateway.rest("GET", page).headers["x-next-token"]
             lists = {
-                "a page of 100": page,
+                f"a page of {_PAGE}": page,
                 "the second page": f"{page}&nextToken={quote(token)}",
                 "half of them by metadata": f"{page}&metadata=odd%3D1",
                 "none by metadata": f"{page}&metadata=odd%3D2",
@@ -250,6 +254,19 @@ def _median(call: Callable[[], object], rounds: int) -> float:
     return round(1000 * statistics.median(times), 2)
 
 
+def _settled(gateway: Gateway) -> Footprint:
+    """Once nothing is made or removed any more: the sandboxes that wait in the pool count too, and a churn empties it."""
+    end = time.monotonic() + _PATIENCE
+    before = _footprint(gateway)
+    while time.monotonic() < end:
+        time.sleep(_CALM)
+        now = _footprint(gateway)
+        if (now.processes, now.folders) == (before.processes, before.folders):
+            return now
+        before = now
+    raise RuntimeError(f"the gateway does not come to rest: {before}")
+
+
 def _footprint(gateway: Gateway) -> Footprint:
     pids = list(processes_of(gateway.state_dir))
     return Footprint(
@@ -283,7 +300,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--deadlines", type=int, default=100, help="sandboxes that end under load")
     parser.add_argument("--records", type=int, default=10_000, help="records to list")
     parser.add_argument("--rounds", type=int, default=50, help="calls of each kind")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.records <= _PAGE:
+        parser.error(f"--records must be more than the {_PAGE} of one page")
+    return options
 
 
 if __name__ == "__main__":
