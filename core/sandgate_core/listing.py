@@ -2,7 +2,7 @@
 
 Newest first, equal times by id; ascending is the exact reverse. A page token names the last entry of a page and the
 direction, not a number of entries, so a sandbox that ends between two pages shifts nothing: none comes twice, none is
-missed.
+missed. The order itself is kept by :mod:`sandgate_core.ordering`.
 
 An answer is one message, so it has a size too: a page also ends where its sandboxes would fill more than a gRPC client takes
 that sets nothing, and a list in one piece is refused when it would be larger than any message here.
@@ -13,15 +13,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
 from sandgate_errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "position_of", "shown_state"]
+__all__ = ["LARGEST_PAGE", "Page", "Query", "page_of", "place_of", "position_of", "shown_state"]
 
 LARGEST_PAGE = 100
 #: Bytes. gRPC clients take messages of 4 MiB unless told otherwise.
@@ -31,8 +30,6 @@ _LARGEST_LIST_BYTES = 48 * 1024 * 1024
 #: Bytes that a sandbox fills in a message at most beside its texts, and a text beside its characters.
 _BYTES_BESIDE_TEXTS = 1024
 _BYTES_BESIDE_TEXT = 16
-_SHOWN_AS_RUNNING = frozenset({State.RUNNING, State.SNAPSHOTTING})
-_BY_PLACE = itemgetter(0)
 _POSITION = re.compile(r"1([ad])(-?[0-9]{1,19})\.([a-z0-9]{1,64})")
 
 
@@ -75,27 +72,14 @@ def shown_state(state: State) -> State:
             raise ValueError(f"a sandbox that is {state.value} is not shown")
 
 
-def page_of(records: Iterable[SandboxRecord], query: Query, *, running_besides: int = 0) -> Page:
-    """The page of ``records`` (all that the caller may see, or that may stand on this page).
+def page_of(found: list[SandboxRecord], query: Query, *, total_running: int) -> Page:
+    """The page that begins with ``found``: in the order of the list, and with one more than the page where there is more.
 
-    ``running_besides``: those that run and match, and are not among the records.
-
-    Raises InvalidArgument for a token that is not ours, ResourceExhausted for a list that is too large for one piece.
+    Raises ResourceExhausted for a list that is too large for one piece.
     """
-    after = position_of(query)
-    matching = _matching(records, query)
-    running = sum(record.state in _SHOWN_AS_RUNNING for record in matching)
-    # Pairs, so that each place is worked out once: a list walks thousands of records for a hundred.
-    placed = [(_place(record), record) for record in matching]
-    if after is not None:
-        placed = [pair for pair in placed if (pair[0] < after if query.ascending else pair[0] > after)]
-    placed.sort(key=_BY_PLACE, reverse=query.ascending)
-    found = [record for _, record in placed]
     page = _whole(found) if query.page_size is None else _first_of(found, query.page_size)
     more = len(found) > len(page)
-    return Page(
-        records=page, next_token=_token_of(page[-1], query) if more else "", total_running=running + running_besides
-    )
+    return Page(records=page, next_token=_token_of(page[-1], query) if more else "", total_running=total_running)
 
 
 def _whole(found: list[SandboxRecord]) -> list[SandboxRecord]:
@@ -130,26 +114,13 @@ def _bytes_of(record: SandboxRecord) -> int:
     return _BYTES_BESIDE_TEXTS + sum(len(text.encode()) + _BYTES_BESIDE_TEXT for text in texts)
 
 
-def _place(record: SandboxRecord) -> tuple[int, str]:
+def place_of(record: SandboxRecord) -> tuple[int, str]:
     """The sort key of "newest first, equal times by id"."""
     return (-(record.started_at or 0), record.id)
 
 
-def _matching(records: Iterable[SandboxRecord], query: Query) -> list[SandboxRecord]:
-    """One filter after another, and only those that are asked for: most lists ask for none."""
-    states = {state for state in State if state.shown and (not query.states or shown_state(state) in query.states)}
-    found = [record for record in records if record.state in states]
-    if query.templates is not None:
-        found = [record for record in found if record.template_id in query.templates]
-    if query.started_after is not None:
-        found = [record for record in found if (record.started_at or 0) >= query.started_after]
-    for key, value in query.metadata.items():
-        found = [record for record in found if record.metadata.get(key) == value]
-    return found
-
-
 def _token_of(record: SandboxRecord, query: Query) -> str:
-    started, sandbox_id = _place(record)
+    started, sandbox_id = place_of(record)
     text = f"1{'a' if query.ascending else 'd'}{started}.{sandbox_id}"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 

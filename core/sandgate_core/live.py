@@ -19,6 +19,7 @@ from typing import Any
 from sandgate_core import clock
 from sandgate_core.callers import Caller
 from sandgate_core.identifiers import parse_sandbox_id
+from sandgate_core.ordering import Ordering
 from sandgate_core.records import PauseMode, SandboxRecord, Use
 from sandgate_core.states import TRANSITIONS, State
 from sandgate_core.store import Store
@@ -62,6 +63,8 @@ class LiveTable:
         self._store = store
         self._may_act = may_act
         self._by_id: dict[str, Live] = {}
+        #: Their records as lists show them.
+        self.ordering = Ordering()
         #: Told of every change of state, after it: the record, the state it came from (None: it is new) and why.
         self.changed: Callable[[SandboxRecord, State | None, str], None] = lambda _record, _came_from, _note: None
         #: Told of every sandbox that is another core's now, after it.
@@ -72,7 +75,10 @@ class LiveTable:
 
     def take_in(self, lives: Iterable[Live]) -> None:
         """Sandboxes that are this core's from now on, but for those that have ended or gone on to another one meanwhile."""
-        self._by_id |= {live.record.id: live for live in lives if not (live.record.state.ended or live.taken)}
+        for live in lives:
+            if not (live.record.state.ended or live.taken):
+                self._by_id[live.record.id] = live
+                self.ordering.put(live.record)
 
     def give_up(self, live: Live) -> None:
         """Another core has it: whoever still holds this object changes nothing any more."""
@@ -81,8 +87,7 @@ class LiveTable:
         live.taken = True
         if live.retry is not None:
             live.retry.cancel()
-        if self._by_id.get(live.record.id) is live:
-            del self._by_id[live.record.id]
+        self._forget(live)
         self.given_up(live)
 
     def get(self, sandbox_id: str) -> Live | None:
@@ -137,10 +142,10 @@ class LiveTable:
         after = replace(before, state=to, revision=before.revision + 1, **changes)
         async with self._ours(live):
             await self._store.move(after, came_from=before.state, note=note)
-        live.record = after
+        self._become(live, after)
         self.changed(after, before.state, note)
         if to.ended:
-            self._by_id.pop(after.id, None)
+            self._forget(live)
         else:
             self._check(live)
 
@@ -150,7 +155,18 @@ class LiveTable:
         after = replace(live.record, **changes)
         async with self._ours(live):
             await self._store.amend(after)
-        live.record = after
+        self._become(live, after)
+
+    def _become(self, live: Live, record: SandboxRecord) -> None:
+        live.record = record
+        # One that is being taken over is not shown yet.
+        if self._by_id.get(record.id) is live:
+            self.ordering.put(record)
+
+    def _forget(self, live: Live) -> None:
+        if self._by_id.get(live.record.id) is live:
+            del self._by_id[live.record.id]
+            self.ordering.drop(live.record.id)
 
     @asynccontextmanager
     async def _ours(self, live: Live) -> AsyncIterator[None]:

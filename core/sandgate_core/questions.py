@@ -19,6 +19,7 @@ from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.listing import Page, Query, page_of
 from sandgate_core.live import LiveTable
 from sandgate_core.metrics import Metrics
+from sandgate_core.ordering import Ordering, together
 from sandgate_core.policy import Policy
 from sandgate_core.records import SandboxRecord
 from sandgate_core.samples import Series
@@ -87,11 +88,14 @@ class Questions:
         query = replace(query, templates=names)
         # What a plugin leaves out, no limit may have counted.
         of_others = query if where is None else replace(query, page_size=None, page_token="")
-        others, running = await self._elsewhere.for_page(of_others, owner=caller.owner)
-        mine = (record for record in self._table.records() if caller.sees(record.owner))
-        # By id: one that changes hands just now may be here and there.
-        found = {record.id: record for record in (*others, *mine) if where is None or where(record)}
-        return page_of(found.values(), query, running_besides=running)
+        records, running = await self._elsewhere.for_page(of_others, owner=caller.owner)
+        found = self._table.ordering.find(query, owner=caller.owner, where=where)
+        if records or running:
+            # One that changes hands just now may be here and there.
+            others = Ordering(record for record in records if self._table.get(record.id) is None)
+            beside = others.find(query, owner=caller.owner, where=where)
+            found = together(query, [found, beside])
+        return page_of(found.records, query, total_running=found.running + running)
 
     def counts(self) -> Counter[tuple[str, str]]:
         """This core's that have not ended, by backend and state."""

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate_api.core.v1 import sandboxes_pb2
-from sandgate_core.listing import Query, page_of
+from sandgate_core import listing
+from sandgate_core.listing import Page, Query, place_of
+from sandgate_core.ordering import Ordering, together
 from sandgate_core.records import SandboxRecord
 from sandgate_core.states import State
 from sandgate_errors import InvalidArgument, ResourceExhausted
@@ -18,10 +20,12 @@ from sandgate_plugin_api import Resources
 NOBODY_KNOWS = (State.CREATING, State.KILLING, State.KILLED, State.FAILED)
 
 
-def record(number: int, *, started: int = 5, state: State = State.RUNNING, metadata=None) -> SandboxRecord:
+def record(
+    number: int, *, started: int = 5, state: State = State.RUNNING, metadata=None, owner: str = "o"
+) -> SandboxRecord:
     return SandboxRecord(
         id=f"i{number:04}",
-        owner="o",
+        owner=owner,
         backend="b",
         template_id="base",
         alias="",
@@ -39,6 +43,11 @@ def record(number: int, *, started: int = 5, state: State = State.RUNNING, metad
 records = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(list(State))), max_size=30).map(
     lambda drawn: [record(n, started=started, state=state) for n, (started, state) in enumerate(drawn)]
 )
+
+
+def page_of(found: list[SandboxRecord], query: Query) -> Page:
+    matching = Ordering(found).find(query, owner="o")
+    return listing.page_of(matching.records, query, total_running=matching.running)
 
 
 def walk(found: list[SandboxRecord], **query) -> list[list[SandboxRecord]]:
@@ -137,6 +146,77 @@ def test_list_in_one_piece_that_fits_no_message_is_refused():
     with pytest.raises(ResourceExhausted, match="/v2/sandboxes"):
         page_of(found, Query(page_size=None))
     assert len(page_of(found[:10], Query(page_size=None)).records) == 10
+
+
+# What a query may ask beside its page.
+questions = st.builds(
+    Query,
+    states=st.frozensets(st.sampled_from([State.RUNNING, State.PAUSED])),
+    metadata=st.dictionaries(st.just("n"), st.sampled_from("012"), max_size=1),
+    templates=st.sampled_from([None, frozenset({"base"}), frozenset()]),
+    started_after=st.none() | st.integers(0, 3),
+    ascending=st.booleans(),
+    page_size=st.none() | st.integers(1, 5),
+)
+changes = st.lists(
+    st.builds(
+        lambda number, started, state, mine: record(
+            number, started=started, state=state, metadata={"n": str(number % 3)}, owner="o" if mine else "other"
+        ),
+        st.integers(0, 9),
+        st.integers(0, 3),
+        st.sampled_from(list(State)),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def by_hand(records: list[SandboxRecord], query: Query, *, owner: str | None) -> list[SandboxRecord]:
+    """What :class:`Ordering` promises, one record at a time."""
+    wanted = [
+        r
+        for r in records
+        if r.state not in NOBODY_KNOWS
+        and owner in {None, r.owner}
+        and (not query.states or listing.shown_state(r.state) in query.states)
+        and query.metadata.items() <= r.metadata.items()
+        and (query.templates is None or r.template_id in query.templates)
+        and (query.started_after is None or r.started_at >= query.started_after)
+    ]
+    return sorted(wanted, key=place_of, reverse=query.ascending)
+
+
+@given(changes, st.sets(st.integers(0, 9)), questions, st.sampled_from(["o", "other", "nobody", None]))
+def test_order_that_is_kept_is_the_order_of_the_records_as_they_are(changed, gone, query, owner):
+    """C17, C18, C20: whatever sandboxes went through, and whoever asks."""
+    ordering, last = Ordering(), {}
+    for each in changed:
+        ordering.put(each)
+        last[each.id] = each
+    for number in gone:
+        ordering.drop(f"i{number:04}")
+        last.pop(f"i{number:04}", None)
+    expected = by_hand(list(last.values()), query, owner=owner)
+    found = ordering.find(query, owner=owner)
+    assert found.records == (expected if query.page_size is None else expected[: query.page_size + 1])
+    assert found.running == sum(r.state in {State.RUNNING, State.SNAPSHOTTING} for r in expected)
+    assert len(ordering) == sum(r.state not in NOBODY_KNOWS for r in last.values())
+
+
+@given(records, st.sets(st.integers(0, 29)), questions)
+def test_list_from_two_cores_is_the_one_of_all_their_sandboxes(found, here, query):
+    parts = [[r for n, r in enumerate(found) if (n in here) is mine] for mine in (True, False)]
+    apart = together(query, [Ordering(part).find(query, owner="o") for part in parts])
+    assert apart == Ordering(found).find(query, owner="o")
+
+
+def test_sandboxes_that_have_gone_leave_nothing_behind():
+    ordering = Ordering()
+    for number in range(100):
+        ordering.put(record(number, owner=f"o{number}"))
+        ordering.put(record(number, owner=f"o{number}", state=State.KILLED))
+    assert (len(ordering), ordering._rows) == (0, {})
 
 
 async def test_sandboxes_of_the_largest_size_are_listed_to_a_client_with_usual_limits(core):
