@@ -39,6 +39,9 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup
 ON_DOCKER := --backend docker -o cache_dir=.pytest_cache/docker \
 	$(addprefix tests/journeys/test_,$(addsuffix .py,journey commands files pausing endurance lost_sandbox access secrets)) \
 	tests/client/native/test_sandbox.py
+# And on an OpenSandbox server: every official SDK, and what is different where the core holds the ways to agents.
+ON_OPENSANDBOX := --backend opensandbox -o cache_dir=.pytest_cache/opensandbox \
+	$(addprefix tests/journeys/test_,$(addsuffix .py,journey endurance lost_sandbox pausing))
 
 .PHONY: install demo test again lint bench released clean
 
@@ -47,20 +50,21 @@ install: $(VENV)/.installed
 demo: $(VENV)/.demo
 	@$(BIN)/sandgate demo
 
-# Both parts, whatever becomes of the first: `again` is to know all that failed.
+# All parts, whatever becomes of the first: `again` is to know all that failed.
 test: lint
 	@failed=0; \
 	$(PYTEST) $(TESTS) || failed=1; \
-	$(if $(TESTS),,$(PYTEST) $(ON_DOCKER) || failed=1;) \
+	$(if $(TESTS),,$(PYTEST) $(ON_DOCKER) || failed=1; $(PYTEST) $(ON_OPENSANDBOX) || failed=1;) \
 	exit $$failed
 
 # Only what failed at the last run, one after the other. A part in which nothing failed is no failure (pytest ends with
-# status 5); that nothing failed in either is, as then something else did.
+# status 5); that nothing failed in any is, as then something else did.
 again: $(VENV)/.dev
 	@$(AGAIN); first=$$?; \
 	$(AGAIN) $(ON_DOCKER); second=$$?; \
-	for status in $$first $$second; do [ $$status = 0 ] || [ $$status = 5 ] || exit $$status; done; \
-	[ $$first = 0 ] || [ $$second = 0 ]
+	$(AGAIN) $(ON_OPENSANDBOX); third=$$?; \
+	for status in $$first $$second $$third; do [ $$status = 0 ] || [ $$status = 5 ] || exit $$status; done; \
+	[ $$first = 0 ] || [ $$second = 0 ] || [ $$third = 0 ]
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

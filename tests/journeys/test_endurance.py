@@ -57,8 +57,10 @@ def test_command_outlives_a_killed_core(running: Gateway) -> None:
     assert sandbox.kill() is True
 
 
-def test_open_stream_does_not_notice_a_killed_core(running: Gateway) -> None:
+def test_open_stream_does_not_notice_a_killed_core(running: Gateway, pytestconfig: pytest.Config) -> None:
     """The core is not on the way of a command's output, only of the question where its sandbox is."""
+    if pytestconfig.getoption("--backend") == "opensandbox":
+        pytest.skip("the tunnels to these agents are the core's")
     sandbox = Sandbox.create(**running.sdk_options)
     handle = start_waiting(sandbox)
     running.wait_for_new_core(running.kill_core())
@@ -105,9 +107,10 @@ def test_kept_sandbox_is_all_that_a_stopped_gateway_leaves(running: Gateway) -> 
     killed = Sandbox.create(**running.sdk_options)
     assert killed.kill() is True
     running.stop()
-    assert running.boxes().keys() == {kept.sandbox_id}
+    boxes = running.boxes()
+    assert boxes.keys() == {kept.sandbox_id}
+    assert boxes[kept.sandbox_id].processes()
     left = processes_of(running.state_dir).values()
-    assert left
     assert not [line for line in left if "sandgate_core" in line or "sandgate_edge" in line or "serve" in line]
 
 

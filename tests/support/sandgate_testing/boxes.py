@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from sandgate_bundle import MOUNT
 from sandgate_testing.engine import docker
 from sandgate_testing.leftovers import command_lines, processes_of
 
@@ -57,8 +58,9 @@ class ContainerBox:
         return {pid: line for pid, line in command_lines() if _namespace_of(pid) == self._namespace}
 
     def agent(self) -> int:
-        """The first process is the agent itself."""
-        return self._first
+        """The first process, or what the first one had started; of those that were forked from it, none holds as much."""
+        started = [pid for pid, line in self.processes().items() if MOUNT in line]
+        return max(started, key=lambda pid: len(descriptors_of(pid)))
 
 
 def descriptors_of(pid: int) -> list[str]:

@@ -15,6 +15,8 @@ __all__ = ["Containers", "agent_token_on_engine", "containers_of", "remains_on_e
 
 _STATE = "backends/docker"
 _LABEL = "sandgate.gateway"
+#: Of each backend whose sandboxes are containers: what it calls itself stands in its state directory, and in this label.
+_LABELS = {_STATE: _LABEL, "backends/opensandbox": "sandgate-gateway"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +56,20 @@ def remove_from_engine(state_dir: Path) -> None:
     removals = {"container": ("rm", "-f", "-v"), "image": ("rmi", "-f"), "volume": ("volume", "rm", "-f")}
     for kind, name in _found(state_dir):
         docker(*removals[kind], name, check=False)
-    for gateway in _ids(state_dir):
-        for network in docker("network", "ls", "-q", "--filter", f"label={_LABEL}={gateway}").stdout.split():
+    for label in _labels(state_dir):
+        for network in docker("network", "ls", "-q", "--filter", f"label={label}").stdout.split():
             docker("network", "rm", network, check=False)
 
 
 def containers_of(state_dir: Path) -> Mapping[str, str]:
-    """Sandboxes to the names of their containers."""
-    names = [name for kind, name in _found(state_dir) if kind == "container"]
-    return {name.rpartition("-")[2]: name for name in names}
+    """Sandboxes to the names of their containers, which end with the sandbox's where no label has it."""
+    form = '{{.Names}} {{.Label "sandgate-sandbox"}}'
+    found = {}
+    for label in _labels(state_dir):
+        for line in docker("ps", "-a", "--format", form, "--filter", f"label={label}").stdout.splitlines():
+            name, _, sandbox = line.partition(" ")
+            found[sandbox.strip() or name.rpartition("-")[2]] = name
+    return found
 
 
 def agent_token_on_engine(state_dir: Path, sandbox_id: str) -> str:
@@ -73,18 +80,18 @@ def agent_token_on_engine(state_dir: Path, sandbox_id: str) -> str:
 
 
 def _found(state_dir: Path) -> Iterator[tuple[str, str]]:
-    for gateway in _ids(state_dir):
-        label = ("--filter", f"label={_LABEL}={gateway}")
+    for label in _labels(state_dir):
         for kind, listing in {
             "container": ("ps", "-a", "--format", "{{.Names}}"),
             "image": ("image", "ls", "--format", "{{.ID}}"),
             "volume": ("volume", "ls", "--format", "{{.Name}}"),
         }.items():
-            yield from ((kind, name) for name in docker(*listing, *label).stdout.split())
+            yield from ((kind, name) for name in docker(*listing, "--filter", f"label={label}").stdout.split())
 
 
-def _ids(state_dir: Path) -> Iterator[str]:
-    """None for a gateway of another backend."""
-    known = state_dir / _STATE / "gateway.json"
-    if known.exists():
-        yield json.loads(known.read_text())["id"]
+def _labels(state_dir: Path) -> Iterator[str]:
+    """What marks all that the gateway has on the engine; none for one whose sandboxes are no containers."""
+    for state, label in _LABELS.items():
+        known = state_dir / state / "gateway.json"
+        if known.exists():
+            yield f"{label}={json.loads(known.read_text())['id']}"
