@@ -31,6 +31,9 @@ __all__ = ["Check", "backend_checks", "examine"]
 
 #: A gateway with less than this runs, and soon does not.
 _LITTLE_DISK = 1024**3
+#: What a database's URL may begin with, as the core takes it.
+_POSTGRESQL = ("postgresql", "postgres", "postgresql+asyncpg")
+_SQLITE = ("sqlite", "sqlite+aiosqlite")
 _COLOURS = {"ok": "green", "broken": "red", "note": "yellow"}
 
 
@@ -59,7 +62,6 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _state_dir(settings.state_dir)
     yield _disk(settings.state_dir)
     yield _port(settings)
-    yield _cgroups()
     if settings.database is not None:
         yield _database(settings.database)
         if settings.database.startswith("postgres"):
@@ -121,17 +123,12 @@ def _port(settings: Settings) -> Check:
         return _row("port", False, error.message)
 
 
-def _cgroups() -> Check:
-    unified = Path("/sys/fs/cgroup/cgroup.controllers")
-    if not unified.exists():
-        return Check(what="control groups", state="note", how="version 2 is not mounted at /sys/fs/cgroup")
-    return _row("control groups", True, f"version 2, controllers: {unified.read_text().strip() or 'none'}")
-
-
 def _database(url: str) -> Check:
     # Only the scheme: the rest holds a password.
-    scheme = url.partition(":")[0]
-    if scheme.startswith("postgres") and util.find_spec("asyncpg") is None:
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in (*_POSTGRESQL, *_SQLITE):
+        return _row("database", False, "no URL of a database that is supported: use postgresql:// or sqlite://")
+    if scheme in _POSTGRESQL and util.find_spec("asyncpg") is None:
         return _row("database", False, f"{scheme} needs a driver: pip install 'sandgate[postgresql]'")
     return _row("database", True, scheme)
 

@@ -36,3 +36,21 @@ def test_address_for_other_cores_must_be_one_that_is_listened_on(
 
 def test_core_alone_needs_no_address(tmp_path: Path) -> None:
     assert found("core address", state_dir=str(tmp_path / "state")) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "state"),
+    [
+        ("sqlite:////srv/store.db", "ok"),
+        ("postgresql://user:secret@host/name", "ok"),
+        ("mysql://user:secret@host/name", "broken"),
+        ("user:secret@host/name", "broken"),
+    ],
+)
+def test_database_that_the_core_refuses_is_found_before_and_its_password_is_not_shown(
+    tmp_path: Path, url: str, state: str
+) -> None:
+    check = found("database", state_dir=str(tmp_path / "state"), database=url)
+    assert check is not None
+    assert check.state == state
+    assert "secret" not in check.how

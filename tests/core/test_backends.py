@@ -133,6 +133,12 @@ def test_unknown_backend_says_what_is_installed_and_how_to_get_it(install):
     assert "no such library" in message
 
 
+def test_slip_in_a_name_is_pointed_out_and_nothing_is_to_be_installed_for_it(install):
+    message = refusal(["oen"], install("dist-one", backend("one"), entry="one"))
+    assert "no backend 'oen' (did you mean 'one'?)" in message
+    assert "pip install" not in message
+
+
 class TestOpening:
     @pytest.fixture
     def opened(self, install, tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ from sandgate_plugin_api.records import (
     Template,
     Usage,
 )
+from sandgate_plugin_api.settings import refused_settings
 from sandgate_plugin_api.version import API_VERSION, VERSION
 
 __all__ = [
@@ -81,4 +82,5 @@ __all__ = [
     "agent_settings",
     "agent_sockets",
     "hookimpl",
+    "refused_settings",
 ]

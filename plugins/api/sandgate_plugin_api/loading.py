@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 from sandgate_errors import FailedPrecondition, SandgateError
 from sandgate_plugin_api import hookspecs
 from sandgate_plugin_api.backend import Backend
+from sandgate_plugin_api.settings import nearest
 from sandgate_plugin_api.version import DISTRIBUTION, VERSION
 
 __all__ = [
@@ -139,15 +140,14 @@ class Plugins:
         failures = [failure for entry in self.entries if (failure := self._tried(entry)) is not None]
         if name in self.backends:
             return self.backends[name]
-        raise FailedPrecondition(_unknown(name, sorted(self.backends), failures))
+        text = _unknown("backend", name, self.backends)
+        raise FailedPrecondition(f"{text} ({'; '.join(failures)})" if failures else text)
 
     def policy(self, name: str) -> Loaded:
         """The plugin with policy hooks of an entry point's name. Raises FailedPrecondition with one line for the operator."""
         named = [entry for entry in self.entries if entry.name == name]
         if not named:
-            known = ", ".join(sorted({f"'{entry.name}'" for entry in self.entries})) or "none"
-            hint = f"pip install sandgate-plugin-{name}" if _NAME.fullmatch(name) else "install it"
-            raise FailedPrecondition(f"there is no plugin '{name}'; installed: {known}; to get it: {hint}")
+            raise FailedPrecondition(_unknown("plugin", name, {entry.name for entry in self.entries}))
         if len({_distribution_of(entry) for entry in named}) > 1:
             both = " and ".join(f"'{_distribution_of(entry)}'" for entry in named)
             raise FailedPrecondition(f"plugin '{name}' is offered by both {both}: uninstall one of them")
@@ -298,11 +298,12 @@ def _made_for(distribution: Distribution) -> str | None:
     return None
 
 
-def _unknown(name: str, known: list[str], failures: list[str]) -> str:
-    listed = ", ".join(f"'{other}'" for other in known) or "none"
-    hint = f"pip install sandgate-plugin-{name}" if _NAME.fullmatch(name) else "install the plugin that offers it"
-    text = f"there is no backend '{name}'; installed: {listed}; to get it: {hint}"
-    return text if not failures else f"{text} ({'; '.join(failures)})"
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    listed = ", ".join(f"'{other}'" for other in sorted(known)) or "none"
+    meant = nearest(name, known)
+    # To install what a slip of the pen names would be to run whatever somebody has published under that name.
+    how = "" if meant or not _NAME.fullmatch(name) else f"; to get it: pip install sandgate-plugin-{name}"
+    return f"there is no {kind} '{name}'{meant}; installed: {listed}{how}"
 
 
 def _distribution_of(entry: EntryPoint) -> str:

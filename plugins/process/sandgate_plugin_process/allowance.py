@@ -51,9 +51,7 @@ class Allowance:
         has = machine(folder)
         for name in ("cpu_count", "memory_mb"):
             if (wanted := getattr(settings, name)) is not None and wanted > getattr(has, name):
-                raise FailedPrecondition(
-                    f"settings of backend 'process': '{name}' is {wanted}, and the gateway has {getattr(has, name)}"
-                )
+                raise FailedPrecondition(f"'{name}' is {wanted}, and the gateway has {getattr(has, name)}")
         off = settings.limits == "off"
         ground = NO_GROUND if off else Ground.find()
         reach = "" if off or "pids" in ground.limits else isolation.processes_by_rlimit()

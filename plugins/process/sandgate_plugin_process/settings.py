@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sandgate_errors import FailedPrecondition
+from sandgate_plugin_api import refused_settings
 
 __all__ = ["ProcessSettings"]
 
@@ -45,7 +45,4 @@ class ProcessSettings(BaseModel):
         try:
             return cls.model_validate(dict(table))
         except ValidationError as error:
-            faults = "; ".join(
-                f"'{'.'.join(map(str, fault['loc'])) or 'limits'}': {fault['msg'].lower()}" for fault in error.errors()
-            )
-            raise FailedPrecondition(f"settings of backend 'process': {faults}") from None
+            raise refused_settings(error.errors(), keys=cls.model_fields) from None
