@@ -17,6 +17,8 @@ from sandgate_errors import SandgateError
 
 __all__ = ["refusal", "wants_page"]
 
+#: Programs that probe a preview look for this one in the page, as E2B's has it.
+_TITLES: Mapping[type[SandgateError], str] = {PortClosed: "Closed Port Error"}
 _HINTS: Mapping[type[SandgateError], str] = {
     SandboxGone: "It may have been stopped, or have reached the end of its life.",
     PortClosed: "Start a server on this port in the sandbox, then load this page again.",
@@ -39,6 +41,7 @@ dd {{ margin: 0 0 .5rem; font-family: ui-monospace, monospace; overflow-wrap: an
 </head>
 <body>
 <h1>{title}</h1>
+<p>{message}</p>
 <p>{hint}</p>
 <dl>{facts}</dl>
 </body>
@@ -74,7 +77,8 @@ def wants_page(headers: CIMultiDictProxy[str]) -> bool:
 def _page(error: SandgateError, plain: web.Response, facts: Mapping[str, str]) -> web.Response:
     shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts.items())
     page = _PAGE.format(
-        title=html.escape(error.message or HTTPStatus(plain.status).phrase),
+        title=html.escape(_TITLES.get(type(error), HTTPStatus(plain.status).phrase)),
+        message=html.escape(error.message),
         hint=html.escape(_HINTS.get(type(error), "")),
         facts=shown,
     )

@@ -82,6 +82,14 @@ async def test_page_is_for_people_and_json_for_programs(ports, headers, page):
         assert (b"port is not open" in reply.body) or (b"was not found" in reply.body)
 
 
+async def test_page_of_a_closed_port_has_the_title_that_programs_look_for(ports):
+    """R6: E2B's own tests and tools that probe a preview know the page by it."""
+    head = {"Host": f"{free_port()}-ibox.box.test", "User-Agent": BROWSER, "Sec-Fetch-Mode": "navigate"}
+    page = (await ports.send(raw_http.request("GET", "/", head))).body
+    assert b"<title>Closed Port Error</title>" in page
+    assert b"<p>The sandbox is running but port is not open</p>" in page
+
+
 async def test_link_to_a_file_of_a_gone_sandbox_leads_to_a_page(ports):
     """R6, on the agent's port."""
     named = {"Host": "49983-inobody.box.test"}
