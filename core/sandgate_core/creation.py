@@ -27,8 +27,9 @@ from sandgate_core.identifiers import new_sandbox_id
 from sandgate_core.live import Live, LiveTable
 from sandgate_core.quotas import Quotas
 from sandgate_core.records import SandboxRecord, Setup
+from sandgate_core.retraction import Retraction
 from sandgate_core.states import State
-from sandgate_errors import Canceled, DeadlineExceeded
+from sandgate_errors import Canceled, DeadlineExceeded, SandgateError
 from sandgate_plugin_api import Placement, SandboxRequest
 
 __all__ = ["Creation"]
@@ -73,6 +74,7 @@ class Creation:
         agents: Agents,
         errands: Errands,
         quotas: Quotas,
+        retraction: Retraction,
         patience: float,
     ) -> None:
         self._table = table
@@ -81,6 +83,7 @@ class Creation:
         self._bring_up = BringUp(agents)
         self._errands = errands
         self._quotas = quotas
+        self._retraction = retraction
         self._patience = patience
         self._attempts: set[_Attempt] = set()
 
@@ -123,13 +126,23 @@ class Creation:
         self._attempts.add(attempt)
         try:
             record, request = _plan(admitted, owner=owner)
-            with self._quotas.place(owner, record.resources) as admit:
-                live = await self._table.add(record, note="create", admit=admit)
+            live = await self._recorded(record)
             async with live.lock:
                 await self._make(attempt, live, admitted=admitted, request=request)
                 return live.record
         finally:
             self._attempts.discard(attempt)
+
+    async def _recorded(self, record: SandboxRecord) -> Live:
+        try:
+            with self._quotas.place(record.owner, record.resources) as admit:
+                return await self._table.add(record, note="create", admit=admit)
+        except SandgateError:
+            raise
+        except Exception:
+            # The store may have written it, and could not say so.
+            self._retraction.begin(record.id)
+            raise
 
     async def _make(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
         try:

@@ -81,10 +81,20 @@ class Ending:
                 error=None if fault else str(error),
                 exc_info=fault,
             )
+            await self._release_key(live)
             self._try_again(live, final=final, note=note, wait=wait)
             return False
         _log.info("sandbox ended", sandbox=record.id, state=final.value, reason=note)
         return True
+
+    async def _release_key(self, live: Live) -> None:
+        """What was being made will never be: whoever repeats its create need not wait until the last of it is gone."""
+        if live.record.state is not State.CREATING or live.record.idempotency_key is None:
+            return
+        try:
+            await self._table.amend(live, idempotency_key=None)
+        except Exception as error:
+            _log.warning("a key for repeats was not released yet", sandbox=live.record.id, reason=type(error).__name__)
 
     def close(self) -> None:
         """No further attempts: the next start of the core goes on."""

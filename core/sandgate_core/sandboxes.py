@@ -45,6 +45,7 @@ from sandgate_core.quotas import Quotas
 from sandgate_core.records import PauseMode, SandboxRecord
 from sandgate_core.recovery import Recovery
 from sandgate_core.repeats import Repeats, in_progress
+from sandgate_core.retraction import Retraction
 from sandgate_core.routing import Routing
 from sandgate_core.settling import Settling
 from sandgate_core.sharing import Sharing
@@ -102,7 +103,7 @@ class Sandboxes:
         self._pausing = Pausing(
             table=self._table, backends=backends, agents=agents, ending=self._ending, expiry=self._expiry
         )
-        self._repeats = Repeats(store)
+        self._repeats = Repeats(store, backends=backends, sharing=sharing)
         metrics = self._metrics = Metrics(table=self._table, backends=backends, agents=agents, store=store)
         self._quotas = Quotas(teams, self._table, store)
         rows = SnapshotTable(store)
@@ -137,6 +138,7 @@ class Sandboxes:
             agents=agents,
             errands=self._errands,
             quotas=self._quotas,
+            retraction=Retraction(store, self._errands),
             patience=create_timeout,
         )
         self._recovery = Recovery(

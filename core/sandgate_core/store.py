@@ -169,6 +169,13 @@ class Store:
                 raise
             raise AlreadyExists("a create with this idempotency key exists") from error
 
+    async def retract(self, sandbox_ids: Collection[str]) -> None:
+        """Takes out new records, if they were written: nothing has been done for them yet."""
+        table = schema.sandboxes
+        new = (table.c.id.in_(sandbox_ids), table.c.state == State.CREATING.value, table.c.core == self.node)
+        async with self._engine.begin() as connection:
+            await connection.execute(table.delete().where(*new))
+
     async def move(self, record: SandboxRecord, *, came_from: State, note: str) -> None:
         """Writes ``record`` over its row if the row is still in state ``came_from``. Raises Conflict if not."""
         async with self._engine.begin() as connection:

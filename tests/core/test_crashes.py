@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -44,7 +45,7 @@ class Core:
             "state_dir": str(folder), "runtime_dir": str(folder), "database": self._deployment.database,
             "default_backend": "process", "backends": {"process": {"isolation": self._isolation, "warm": 0}},
             "internal_token": TOKEN, "seed": "5e" * 32, "first_key": KEY, "first_key_given": True,
-            "envd_version": "0.6.13",
+            "envd_version": "0.6.13", "lease": 1.0,
         }  # fmt: skip
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "sandgate_testing.crashing_core",
@@ -70,9 +71,21 @@ class Core:
         request = getattr(sandboxes_pb2, f"{method}Request")(**fields)
         return await getattr(self._stub, method)(request, metadata=(("api-key", KEY),), timeout=60)
 
-    async def create(self):
-        made = await self.call("Create", template_id="base", timeout=Duration(seconds=3600), secure=True)
+    async def create(self, **fields):
+        made = await self.call("Create", template_id="base", timeout=Duration(seconds=3600), secure=True, **fields)
         return made.sandbox.id
+
+    async def repeat(self, key):
+        """A create once more, until it is not said to be under way: the id of its sandbox, or the slug of the refusal."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await self.create(idempotency_key=key)
+                except grpc.aio.AioRpcError as error:
+                    slug = dict(error.trailing_metadata()).get("error-code")
+                    if slug != "idempotency_in_progress":
+                        return slug
+                    await asyncio.sleep(0.1)
 
     async def survives(self, operation) -> bool:
         """Arm the crash, run the operation; whether the core outlived it."""
@@ -133,17 +146,52 @@ async def in_order(deployment, core):
             assert await core.answers(name)
 
 
-async def nothing(_):
-    return None
+async def test_crash_in_create_leaves_a_whole_sandbox_or_none_and_a_repeat_no_second_one(deployment):
+    """rest.md 1.4: the same one, where the first attempt came to a sandbox."""
+    keys = (f"k-{number}" for number in itertools.count())
 
+    async def prepare(_):
+        return next(keys)
 
-async def test_crash_in_create_leaves_a_whole_sandbox_or_none(deployment):
-    async def judge(core, _, *, done):
-        assert len(await core.shown()) == 1 or not done
+    async def judge(core, key, *, done):
+        before = await core.shown()
+        made = await core.repeat(key)
+        assert await core.repeat(key) == made
+        assert set(await core.shown()) == {made}
+        assert before.keys() <= {made}
+        assert before or not done
 
-    steps = await crash_at_each_step(deployment, nothing, lambda core, _: core.create(), judge)
+    steps = await crash_at_each_step(deployment, prepare, lambda core, key: core.create(idempotency_key=key), judge)
     # Both sides of the first write, of the backend's create and of the last write.
     assert steps > 6
+
+
+async def test_create_on_a_core_that_died_is_not_made_twice_by_another(hosts):
+    """rest.md 1.4: what became of it is unknown while its core is away, for sandboxes that are bound to that core's host."""
+    first, second = hosts
+    seen = set()
+    async with Core(second) as living:
+        for number in range(1, MANY):
+            key = f"k-{number}"
+            async with Core(first, crash_at=number) as core:
+                done = await core.survives(lambda core: core.create(idempotency_key=key))  # noqa: B023 - called at once
+            rows = await first.sql("SELECT id, state FROM sandboxes WHERE idempotency_key = :key", key=key)
+            left, state = next(iter(rows), (None, None))
+            answer = await living.repeat(key)
+            seen.add(state)
+            # Nothing was begun, it is unknown, or it is there.
+            assert answer == {"creating": "idempotency_outcome_unknown", "running": left}.get(state, answer)
+            async with Core(first):
+                made = await living.repeat(key)
+                assert made == (left if state == "running" else answer if state is None else made)
+                assert set(await living.shown()) == {made}
+                await living.call("Kill", id=made)
+            if done:
+                break
+        assert seen == {None, "creating", "running"}
+    for host in hosts:
+        assert processes_of(host.folder) == {}
+        assert sandboxes_of(host.folder) == {}
 
 
 async def test_killed_sandbox_stays_dead_and_one_that_was_not_lives(deployment):

@@ -334,7 +334,8 @@ class CreateRequest(google.protobuf.message.Message):
     """False: a pause at the end keeps the files only. Absent: true."""
     idempotency_key: builtins.str
     """1 to 255 of [a-z0-9-]. The same key again (of the same owner) answers with the same sandbox; with another request it
-    is INVALID_ARGUMENT, while the first is under way ABORTED. The sandbox then outlives a caller that goes away.
+    is INVALID_ARGUMENT, while the first is under way, or was cut off on a core that is away, ABORTED. The sandbox then
+    outlives a caller that goes away.
     """
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
