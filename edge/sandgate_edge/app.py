@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from sandgate_edge import cors, health, ports, request_log, routing, rpc, tracing
+from sandgate_edge import ambiguity, cors, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.keys import AGENTS, CORE, HANDOVER, POLICY, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
@@ -112,6 +112,10 @@ async def _reset_streams(app: web.Application) -> None:
 @web.middleware
 async def errors_to_responses(request: web.Request, handler: Next) -> web.StreamResponse:
     """Every error leaves in the words of the plane that was asked. A client that left is not an error."""
+    if (fault := ambiguity.fault_of(request)) is not None:
+        response = _told(request, fault)
+        response.force_close()
+        return response
     try:
         return await handler(request)
     except SandgateError as error:

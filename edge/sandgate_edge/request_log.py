@@ -15,9 +15,11 @@ from aiohttp import hdrs, web
 
 from sandgate_edge.keys import ANSWER_BEGAN, ERROR_CODE, PORT, REQUEST_ID, SANDBOX_ID, TELEMETRY, TRACE_ID
 
-__all__ = ["add_header", "observe", "route_of"]
+__all__ = ["SERVER_NAME", "add_header", "observe", "route_of"]
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+#: In every answer, so that none tells which library in which version wrote it.
+SERVER_NAME = "sandgate"
 _HEADER = "X-Request-Id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 # As other servers log it: the client closed the connection before the answer was complete.
@@ -66,7 +68,7 @@ async def observe(
 async def add_header(request: web.Request, response: web.StreamResponse) -> None:
     """A signal of every response: the caller can quote the id, and no library version is told."""
     request[ANSWER_BEGAN] = time.perf_counter()
-    response.headers[hdrs.SERVER] = "sandgate"
+    response.headers[hdrs.SERVER] = SERVER_NAME
     if (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[_HEADER] = request_id
 

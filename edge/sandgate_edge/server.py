@@ -20,6 +20,7 @@ from yarl import URL
 
 from sandgate_edge import routing
 from sandgate_edge.keys import SETTINGS, TARGET
+from sandgate_edge.request_log import SERVER_NAME
 from sandgate_edge.responses import bad_request, http_error
 from sandgate_errors import InvalidArgument
 
@@ -175,6 +176,7 @@ class _Connection(web.RequestHandler):
             # Not the parser's own text: it quotes the bytes, and they may be a secret sent to the wrong port.
             _log.info("request is not HTTP", status=status, reason=type(exc).__name__)
         response = bad_request(_status_of(exc) or status)
+        response.headers[hdrs.SERVER] = SERVER_NAME
         response.force_close()
         return response
 
@@ -211,7 +213,8 @@ def _prepare_for_routing(server: web.Server, *, domain: str | None) -> None:
     """What must be done to a request before it is routed.
 
     Every path has one slash in front. An expectation of a request to a port is that server's to meet or to refuse, and
-    aiohttp would meet it; the headers as they came still have it.
+    aiohttp would meet it; the headers as they came still have it. Any other expectation that aiohttp does not know it quotes
+    as it refuses it, which ends in an error of its own where the bytes are no text.
     """
     make = server.request_factory
 
@@ -220,9 +223,11 @@ def _prepare_for_routing(server: web.Server, *, domain: str | None) -> None:
         if target.startswith("//"):
             path = "/" + target.lstrip("/")
             message = message._replace(path=path, url=URL(path, encoded=True))
-        if hdrs.EXPECT in message.headers and _is_for_port(message.headers, domain):
+        if (expectation := message.headers.get(hdrs.EXPECT)) is not None:
             headers = CIMultiDict(message.headers)
             del headers[hdrs.EXPECT]
+            if not _is_for_port(message.headers, domain):
+                headers[hdrs.EXPECT] = ascii(expectation)[1:-1]
             message = message._replace(headers=CIMultiDictProxy(headers))
         request = make(message, *rest)
         if message.path != target:

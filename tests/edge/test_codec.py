@@ -129,6 +129,10 @@ def test_what_is_not_base64_is_refused_and_never_becomes_other_bytes(text: str):
         b'{"process":{"pid":' + b"9" * 5000 + b"}}",
         b'{"process":{"pid":1,"tag":"x"}}',
         b'{"process":{"tag":"\\ud800"}}',
+        b'{"process":"\\ud800"}',
+        b'{"process":{"\\uDFFF":1}}',
+        b'{"\\ud800":1}',
+        b'{"later":["\\udead\\ud83d"]}',
         b'{"later":NaN}',
         b'{"later":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         '{"process":{"pid":1}}'.encode("utf-16"),
@@ -189,3 +193,8 @@ def test_any_document_becomes_a_message_or_a_client_error(method, document):
     # Any other exception would be the gateway's fault.
     with suppress(InvalidArgument):
         JSON.decode(method.request, json.dumps(document).encode())
+
+
+def test_character_written_as_two_escapes_is_one():
+    message = JSON.decode(filesystem_pb2.StatRequest, b'{"path":"/\\ud83d\\ude00\\\\ud800"}')
+    assert message.path == "/\U0001f600\\ud800"

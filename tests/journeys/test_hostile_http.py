@@ -329,6 +329,41 @@ def test_calls_are_posts(target: Target) -> None:
     assert target.send(request("GET", "/process.Process/List", target.data)).status == 405
 
 
+#: Every header whose value the gateway looks at.
+READ_HEADERS = [
+    "Accept", "Accept-Encoding", "Access-Control-Request-Headers", "Authorization", "Baggage", "Connect-Content-Encoding",
+    "Connect-Protocol-Version", "Connect-Timeout-Ms", "Content-Encoding", "Content-Type", "Cookie", "E2b-Sandbox-Id",
+    "E2b-Sandbox-Port", "E2b-Traffic-Access-Token", "Expect", "Forwarded", "Host", "Idempotency-Key", "If-Match",
+    "If-Modified-Since", "If-None-Match", "If-Range", "If-Unmodified-Since", "Keepalive-Ping-Interval", "Origin", "Range",
+    "Traceparent", "Tracestate", "User-Agent", "X-API-Key", "X-Access-Token", "X-Admin-Token", "X-Forwarded-For",
+    "X-Forwarded-Proto", "X-Metadata-A", "X-Request-Id", "X-Team-ID",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_HEADERS)
+def test_header_that_is_not_text_is_never_a_fault_of_the_gateway(target: Target, name: str) -> None:
+    """A header may hold any bytes, and a message only text: what becomes of it is for whoever sent it to know."""
+    octets = {**target.data, "Content-Type": "application/octet-stream"}
+    json_type = {**target.data, "Content-Type": "application/json"}
+    body = json.dumps({"templateID": "base", "timeout": 5}).encode()
+    for method, path, fields, content in (
+        ("POST", "/v2/sandboxes", target.control, body),
+        ("GET", "/api-keys", {"X-Admin-Token": "x"}, b""),
+        ("OPTIONS", "/v2/sandboxes", {"Origin": "x", "Access-Control-Request-Method": "POST"}, b""),
+        ("POST", "/filesystem.Filesystem/Stat", json_type, b'{"path":"/"}'),
+        ("POST", "/files?path=odd-header", octets, b"x"),
+        ("GET", "/files?path=/etc/hostname", target.data, b""),
+        ("GET", "/", {**target.data, "E2b-Sandbox-Port": "9"}, b""),
+    ):
+        for value in (b"\xff\xfe\x80", b"a\xc3\x28", "\u20ac".encode()):
+            data = request(method, path, {**fields, name: "VALUE"}, body=content).replace(b"VALUE", value, 1)
+            reply = target.send(data)
+            assert reply.status not in {NONE, 500}, (method, path, reply)
+            assert tells_nothing_of_the_inside(reply), reply
+            if reply.status == 201:
+                target.gateway.rest("DELETE", f"/sandboxes/{reply.json()['sandboxID']}")
+
+
 def routed(**fields: str) -> Build:
     return lambda target: request("GET", "/health", {name.replace("_", "-"): value for name, value in fields.items()})
 

@@ -31,6 +31,8 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 # Each element of a JSON document becomes an object some thirty times its size on the wire. No message of the services
 # comes near this many: what is large in them is text.
 _MAX_JSON_ELEMENTS = 1_000_000
+# Half a surrogate pair can only be written as an escape of this kind; a whole one is written as two of them.
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}", re.ASCII)
 _FOLLOWED = (process_pb2.StartResponse, process_pb2.ConnectResponse)
 
@@ -115,6 +117,9 @@ def _document(data: bytes) -> dict[str, Any]:
         raise ResourceExhausted(f"the message has more than {_MAX_JSON_ELEMENTS} JSON elements")
     try:
         document = json.loads(data.decode(), parse_constant=_refuse_constant)
+        if _HALF_CHARACTER.search(data) is not None:
+            # The library ends in errors of its own kind over these, in names and in places where no text belongs too.
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the message is not valid JSON: {_brief(error)}") from error
     if not isinstance(document, dict):

@@ -11,6 +11,7 @@ import grpc.aio
 from aiohttp import web
 
 from sandgate_edge import routing
+from sandgate_edge.ambiguity import fault_of
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import ANSWER_BEGAN, CORE, POLICY, PORT, REQUEST_ID, SETTINGS
 from sandgate_edge.ports.exchange import Exchange, NoAnswer, Passed
@@ -41,6 +42,10 @@ async def forward(
 async def to_port(request: web.Request, sandbox_id: str, port: int) -> web.StreamResponse:
     """The answer of a server in a sandbox, or why there is none."""
     request[PORT] = port
+    if (fault := fault_of(request)) is not None:
+        response = refusal(request, fault, sandbox_id=sandbox_id, port=port)
+        response.force_close()
+        return response
     try:
         return await _forward(request, sandbox_id, port)
     except ConnectionError:

@@ -15,8 +15,9 @@ from typing import TypeAlias
 import h11
 from aiohttp import web
 
+from sandgate_edge.ambiguity import authority_and_rest, tokens
 from sandgate_edge.keys import TARGET
-from sandgate_errors import InvalidArgument, Unimplemented
+from sandgate_errors import InvalidArgument
 
 __all__ = [
     "TRAFFIC_TOKEN",
@@ -70,7 +71,7 @@ def request_head(request: web.Request, *, port: int, mask: str, trusted: Network
     # An old client cannot change the protocol, whatever it says (RFC 9110 section 7.8).
     headers += _upgrade(received) if request.version >= (1, 1) else [(b"Connection", b"close")]
     try:
-        return h11.Request(method=request.method, target=_target(request, host), headers=headers)
+        return h11.Request(method=request.method, target=_target(request), headers=headers)
     except h11.LocalProtocolError as error:
         raise InvalidArgument("the request cannot be passed on: a header or the target is not valid") from error
 
@@ -141,8 +142,7 @@ def _is_dropped(name: bytes) -> bool:
 
 
 def _tokens(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
-    values = (value.decode("latin-1") for name, value in headers if name.lower() == wanted)
-    return [token.strip().lower() for value in values for token in value.split(",") if token.strip()]
+    return tokens(value.decode("latin-1") for name, value in headers if name.lower() == wanted)
 
 
 def _host(received: Sequence[tuple[bytes, bytes]], port: int) -> bytes:
@@ -153,28 +153,17 @@ def _host(received: Sequence[tuple[bytes, bytes]], port: int) -> bytes:
     return hosts[0] if hosts else f"localhost:{port}".encode()
 
 
-def _target(request: web.Request, host: bytes) -> bytes:
+def _target(request: web.Request) -> bytes:
     """The target as it came, byte for byte; of one with scheme and host, what comes after these."""
-    came: str = request.get(TARGET, request.raw_path)
-    target = came.encode("utf-8", "surrogateescape")
     if request.method == "CONNECT":
         raise InvalidArgument("CONNECT is not forwarded")
-    scheme, separator, rest = target.partition(b"://")
-    if not separator or scheme.lower() not in {b"http", b"https"}:
-        return target
-    ends = [index for mark in (b"/", b"?") if (index := rest.find(mark)) >= 0]
-    end = min(ends, default=len(rest))
-    if rest[:end].lower() != host.lower():
-        raise InvalidArgument("the host of the request's target is not that of its Host header")
-    return rest[end:] if rest[end : end + 1] == b"/" else b"/" + rest[end:]
+    _, target = authority_and_rest(request.get(TARGET, request.raw_path))
+    return target.encode("utf-8", "surrogateescape")
 
 
 def _request_framing(received: Sequence[tuple[bytes, bytes]]) -> Headers:
-    codings = _tokens(received, b"transfer-encoding")
     lengths = [value for name, value in received if name.lower() == b"content-length"]
-    if codings:
-        if codings != ["chunked"]:
-            raise Unimplemented("of the transfer codings only chunked is understood")
+    if any(name.lower() == b"transfer-encoding" for name, _ in received):
         if lengths:
             raise InvalidArgument("a request has a length or a transfer coding, not both")
         return [(b"Transfer-Encoding", b"chunked")]

@@ -80,7 +80,8 @@ async def _take_back(request: web.Request, sandbox_id: str) -> None:
 def _idempotency_key(request: web.Request) -> str:
     """What makes repeats of one create the same (``rest.md`` 1.4); empty when the client did not ask for it."""
     keys = request.headers.getall("Idempotency-Key", [])
-    if len(keys) > 1 or "" in keys:
+    # A header may hold any bytes, and a message only text: what is no ASCII can be no key either.
+    if len(keys) > 1 or "" in keys or not all(map(str.isascii, keys)):
         raise InvalidArgument("Idempotency-Key must be one key of a-z, 0-9 and '-'")
     return next(iter(keys), "")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 from aiohttp import web
 
@@ -30,7 +31,8 @@ async def whole_body(request: web.Request) -> bytes:
             raise ResourceExhausted(f"message is larger than the limit of {limit} bytes")
         parts.append(chunk)
     body = b"".join(parts)
-    return gunzip(body, max_bytes=limit) if encoding == "gzip" else body
+    # In a thread: a small body can take long, and inflating lets the others run.
+    return await asyncio.to_thread(gunzip, body, max_bytes=limit) if encoding == "gzip" else body
 
 
 async def envelopes(request: web.Request) -> AsyncIterator[bytes]:
@@ -38,7 +40,8 @@ async def envelopes(request: web.Request) -> AsyncIterator[bytes]:
     gzip = _encoding(request, "Connect-Content-Encoding") == "gzip"
     reader = EnvelopeReader(max_bytes=request.app[SETTINGS].request_limit, gzip=gzip)
     async for chunk in _chunks(request):
-        for payload in reader.feed(chunk):
+        payloads = reader.feed(chunk)
+        while (payload := await _next(payloads, gzip=gzip)) is not None:
             yield payload
     reader.finish()
 
@@ -53,6 +56,11 @@ async def only_envelope(request: web.Request) -> bytes:
     if found is None:
         raise InvalidArgument("no message in the request")
     return found
+
+
+async def _next(payloads: Iterator[bytes], *, gzip: bool) -> bytes | None:
+    # One at a time, so that no more than one is there unpacked.
+    return await asyncio.to_thread(next, payloads, None) if gzip else next(payloads, None)
 
 
 async def _chunks(request: web.Request) -> AsyncIterator[bytes]:

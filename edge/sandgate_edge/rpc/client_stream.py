@@ -20,6 +20,7 @@ from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import envelopes
+from sandgate_edge.rpc.messages import decoded
 from sandgate_edge.rpc.service import Method, codec_of
 from sandgate_edge.rpc.stream_answer import StreamAnswer
 
@@ -65,7 +66,8 @@ class _Sender:
     async def send(self, call: Any) -> None:
         """Raises the client's mistakes. That the call ended meanwhile is none: its reply says why."""
         async for payload in envelopes(self._request):
-            message = await self._policy.message(self._request, self._codec.decode(self._method.request, payload))
+            message = await decoded(self._codec, self._method.request, payload)
+            message = await self._policy.message(self._request, message)
             try:
                 await call.write(message)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -17,6 +17,7 @@ from sandgate_edge.core_client import Located
 from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import only_envelope
+from sandgate_edge.rpc.messages import decoded
 from sandgate_edge.rpc.service import Method, codec_of
 from sandgate_edge.rpc.stream_answer import StreamAnswer
 
@@ -56,7 +57,8 @@ async def _begin(
     request: web.Request, method: Method, *, codec: Codec, located: Located
 ) -> grpc.aio.UnaryStreamCall[Message, Message]:
     user = acting_user(request)
-    message = await request.app[POLICY].message(request, codec.decode(method.request, await only_envelope(request)))
+    message = await decoded(codec, method.request, await only_envelope(request))
+    message = await request.app[POLICY].message(request, message)
     agents = request.app[AGENTS]
     metadata = agents.metadata(
         located,

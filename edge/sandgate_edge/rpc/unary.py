@@ -14,6 +14,7 @@ from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID, SETTINGS
 from sandgate_edge.responses import connect_error
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import whole_body
+from sandgate_edge.rpc.messages import decoded, encoded
 from sandgate_edge.rpc.service import Method, codec_of
 from sandgate_errors import SandgateError
 
@@ -30,13 +31,13 @@ async def unary(request: web.Request, method: Method) -> web.StreamResponse:
         raise
     except SandgateError as error:
         return connect_error(await request.app[POLICY].error(request, error))
-    return web.Response(body=codec.encode(reply), headers={"Content-Type": codec.unary_type})
+    return web.Response(body=await encoded(codec, reply), headers={"Content-Type": codec.unary_type})
 
 
 async def _reply(request: web.Request, method: Method, *, codec: Codec, located: Located) -> Message:
     user = acting_user(request)
     limit = timeout_ms(request.headers.get("Connect-Timeout-Ms"))
-    message = codec.decode(method.request, await whole_body(request))
+    message = await decoded(codec, method.request, await whole_body(request))
     message = await request.app[POLICY].message(request, message)
     if method.check_request is not None:
         method.check_request(request.app[SETTINGS], message)
