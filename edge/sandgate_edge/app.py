@@ -139,12 +139,19 @@ async def errors_to_responses(request: web.Request, handler: Next) -> web.Stream
 
 @web.middleware
 async def border_of_planes(request: web.Request, handler: Next) -> web.StreamResponse:
-    """A request that names a sandbox never reaches the control plane, whatever its path."""
-    named = routing.sandbox_id_of(request)
-    if named is None:
-        return await handler(request)
-    request[SANDBOX_ID], _ = named
-    if not _is_for_agent(request):
+    """A host of a sandbox never leads to the control plane, whatever the path. Headers that name one, with the agent's
+    port, mean nothing there: the Python SDK from 2.8 to 2.25 sends them with ``connect``.
+    """
+    for_agent = _is_for_agent(request)
+    try:
+        named = routing.sandbox_id_of(request)
+    except routing.NamedInVain:
+        if for_agent:
+            raise
+        named = None
+    if named is not None and for_agent:
+        request[SANDBOX_ID], _ = named
+    elif named is not None and routing.is_on_host_of_sandbox(request):
         raise web.HTTPNotFound
     return await handler(request)
 

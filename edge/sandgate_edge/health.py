@@ -46,6 +46,9 @@ async def health(request: web.Request) -> web.Response:
 @routes.get("/ready", allow_head=False)
 async def ready(request: web.Request) -> web.Response:
     """Whether a request would be served: the core is asked. Needs no key, and tells no more than that."""
+    if routing.sandbox_id_of(request) is not None:
+        # An agent has no such route, and its sandbox must not be taken for ready.
+        raise web.HTTPNotFound
     serves = await request.app[CORE].serves()
     body = {"status": "ready" if serves else "not ready"}
     return web.json_response(body, status=200 if serves else 503, headers={"Cache-Control": "no-store"})

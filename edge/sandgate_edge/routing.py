@@ -40,12 +40,14 @@ __all__ = [
     "ID_HEADER",
     "REPLY_SECONDS",
     "Access",
+    "NamedInVain",
     "PortClosed",
     "SandboxGone",
     "admit",
     "answering",
     "check_access_token",
     "cut",
+    "is_on_host_of_sandbox",
     "locate",
     "locate_by_id",
     "lost",
@@ -85,6 +87,13 @@ class SandboxGone(SandboxNotFound):
         self.sandbox_id = sandbox_id
 
 
+class NamedInVain(InvalidArgument):
+    """Headers name a sandbox on a host where they cannot (R2)."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"a sandbox cannot be named by headers on host '{host[:255]}'")
+
+
 class PortClosed(SandboxUnreachable):
     """The sandbox runs, and what should listen there does not answer: status 502 and a fixed text (R5)."""
 
@@ -111,11 +120,17 @@ def named_by(headers: CIMultiDictProxy[str], domain: str | None) -> tuple[str, i
     sandbox, port = headers.get(ID_HEADER), headers.get(_PORT_HEADER)
     if sandbox is None and port is None:
         return None
+    if not _takes_headers(host, domain):
+        raise NamedInVain(host)
     if sandbox is None or port is None:
         raise InvalidArgument(f"{ID_HEADER} and {_PORT_HEADER} must be sent together")
-    if not _takes_headers(host, domain):
-        raise InvalidArgument(f"a sandbox cannot be named by headers on host '{host[:255]}'")
     return _sandbox_id(sandbox), _port(port)
+
+
+def is_on_host_of_sandbox(request: web.Request) -> bool:
+    """Whether the host names a sandbox, rather than headers or nothing. Raises InvalidArgument (R3)."""
+    domain = request.app[SETTINGS].domain
+    return _named_by_host(_host_of(request.headers), domain and domain.partition(":")[0]) is not None
 
 
 async def locate(request: web.Request, *, access: Access) -> Located:

@@ -103,11 +103,26 @@ async def test_internal_routes_of_the_agent_do_not_exist_outside(edge, path, met
     assert (reply.status, reply.json()["code"]) == (404, 404)
 
 
-async def test_request_for_a_sandbox_never_reaches_the_control_plane(edge):
-    for host in (None, "49983-iopen.box.test"):
-        named = {ID: "iopen", PORT: "49983"} if host is None else {"Host": host}
-        reply = await edge.ask("/sandboxes", method="GET", sandbox=None, headers={**named, "X-API-KEY": "e2b_00"})
+async def test_host_of_a_sandbox_never_leads_to_the_control_plane(edge):
+    for host in ("49983-iopen.box.test", "49983-igone.box.test:443"):
+        headers = {"Host": host, "X-API-KEY": "e2b_00"}
+        reply = await edge.ask("/sandboxes", method="GET", sandbox=None, headers=headers)
         assert (reply.status, reply.json()["code"]) == (404, 404)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8700", "sandbox.box.test", "api.box.test", "box.test"])
+async def test_headers_of_a_sandbox_mean_nothing_to_the_control_plane(edge, host):
+    """R2. The Python SDK from 2.8 to 2.25 sends them with `connect`, to whatever address the API has."""
+    headers = {"Host": host, ID: "iopen", PORT: "49983"}
+    reply = await edge.ask("/sandboxes/iopen/connect", method="POST", sandbox=None, headers=headers)
+    # Who calls is asked, so the request has arrived.
+    assert (reply.status, reply.json()["code"]) == (401, 401)
+
+
+async def test_fault_in_the_headers_is_400_on_paths_of_the_control_plane_too(edge):
+    """R3: it may be for a server in a sandbox."""
+    reply = await edge.ask("/sandboxes", method="GET", sandbox=None, headers={ID: "iopen", PORT: "abc"})
+    assert (reply.status, reply.json()["code"]) == (400, 400)
 
 
 async def test_agent_route_without_a_sandbox_is_400(edge):
