@@ -16,7 +16,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from sandgate_edge.agents import Agents
-from sandgate_edge.connect.codec import CODECS, Codec
+from sandgate_edge.connect.codec import CODECS, JSON, Codec
+from sandgate_edge.connect.first_form import FIRST_FORM_JSON, knows_first_form_only
 from sandgate_edge.core_client import Located
 from sandgate_edge.settings import Settings
 from sandgate_errors import InvalidArgument
@@ -93,6 +94,8 @@ def codec_of(request: web.Request, method: Method) -> Codec:
         raise web.HTTPUnsupportedMediaType(headers={"Accept-Post": ", ".join(types)})
     if (version := request.headers.get("Connect-Protocol-Version", "1")) != "1":
         raise InvalidArgument(f"Connect-Protocol-Version must be 1, not {version[:16]!a}")
+    if codec is JSON and knows_first_form_only(request.headers.get("User-Agent", "")):
+        return FIRST_FORM_JSON
     return codec
 
 
