@@ -1,7 +1,7 @@
 """What sandboxes use while they run: told by their backend or else their agents, readable for the sandbox's life (C25).
 
-Every running sandbox is asked every five seconds, one after the other, so that no call of a client waits behind them
-all. Once a minute the new samples go into the store in one transaction: a crash of the core loses a minute at most.
+Every running sandbox is asked every five seconds, a few at a time, so that no call of a client waits behind them all.
+Once a minute the new samples go into the store in one transaction: a crash of the core loses a minute at most.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INTERVAL = 5.0
 _FLUSH = 60.0
 #: Seconds an agent may take for one sample; it is a handful of small reads.
 _PATIENCE = 2.0
-#: Agents asked at once. More would only wait for one another.
+#: Sandboxes measured at once. More would only wait for one another.
 _AT_ONCE = 8
 _log = structlog.get_logger(__name__)
 
@@ -97,13 +97,15 @@ class Metrics:
                     written = loop.time()
 
     async def _round(self, group: asyncio.TaskGroup) -> None:
-        """Every running sandbox once, spread over the interval, so that no call of a client waits behind them all."""
+        """Every running sandbox once, a few at a time: each time wakes this process and whoever measures."""
         running = [live for live in self._table if live.record.state is State.RUNNING and live.agent is not None]
-        for live in running:
-            await self._places.acquire()
-            group.create_task(self._sample(live))
-            await asyncio.sleep(self._interval / len(running))
-        if not running:
+        turns = [running[first : first + _AT_ONCE] for first in range(0, len(running), _AT_ONCE)]
+        for turn in turns:
+            for live in turn:
+                await self._places.acquire()
+                group.create_task(self._sample(live))
+            await asyncio.sleep(self._interval / len(turns))
+        if not turns:
             await asyncio.sleep(min(1.0, self._interval))
 
     async def _sample(self, live: Live) -> None:

@@ -8,7 +8,6 @@ nothing left behind by a call that fails or is cancelled.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
 import threading
@@ -24,11 +23,8 @@ from sandgate_errors import (
     Conflict,
     DataLoss,
     FailedPrecondition,
-    Internal,
     InvalidArgument,
-    NoSpace,
     NotFound,
-    ResourceExhausted,
     SandgateError,
 )
 from sandgate_plugin_api import (
@@ -40,6 +36,7 @@ from sandgate_plugin_api import (
     SandboxRequest,
     Survivor,
     Template,
+    Usage,
 )
 from sandgate_plugin_process import bundle
 from sandgate_plugin_process.allowance import Allowance
@@ -53,7 +50,8 @@ from sandgate_plugin_process.plain import Plain
 from sandgate_plugin_process.settings import ProcessSettings
 from sandgate_plugin_process.snapshots import Snapshots
 from sandgate_plugin_process.standstill import Standstill, group_for, record_of
-from sandgate_plugin_process.starting import Joining, Started, StartFailed, agent_ready, give_up, tail
+from sandgate_plugin_process.starting import Joining, Started, StartFailed, agent_ready, give_up, tail, told
+from sandgate_plugin_process.usage import Gauge, Meter
 from sandgate_plugin_process.warm import WarmPool
 
 __all__ = ["ProcessBackend"]
@@ -65,7 +63,6 @@ T = TypeVar("T")
 # Boxes made ahead are named after nobody; a sandbox's id begins with "i".
 _WARM_PREFIX = "w"
 _REMOVALS_AT_ONCE = 4
-_NO_ROOM = {errno.EAGAIN: "processes", errno.EMFILE: "open files", errno.ENFILE: "open files", errno.ENOMEM: "memory"}
 
 
 class ProcessBackend(Backend):
@@ -86,6 +83,7 @@ class ProcessBackend(Backend):
         # Of their own: removing what a sandbox has filled may take long, and must not keep others from being made.
         self._removals = ThreadPoolExecutor(max_workers=_REMOVALS_AT_ONCE, thread_name_prefix="box-removal")
         self._locks: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
+        self._meter = Meter()
 
     async def open(self) -> None:
         self._settings = ProcessSettings.read(self._context.settings)
@@ -136,6 +134,7 @@ class ProcessBackend(Backend):
         if self._warm is not None:
             await self._warm.close()
         self._children.close()
+        self._meter.close()
         self._removals.shutdown(wait=False)
 
     async def templates(self) -> Sequence[Template]:
@@ -167,7 +166,7 @@ class ProcessBackend(Backend):
                 return placement
             return await self._make(box, sandbox_id=request.sandbox_id, internet=internet, resources=resources)
         except (OSError, StartFailed) as error:
-            raise _told(error) from error
+            raise told(error) from error
 
     async def _claim(self, sandbox_id: str) -> Placement | None:
         """One that was made ahead, if there is one that lives."""
@@ -227,11 +226,14 @@ class ProcessBackend(Backend):
         if box is not None:
             async with self._busy(box):
                 await self._erase(box)
+        self._meter.forget(str(handle["box"]))
 
     async def pause(self, handle: Mapping[str, object], *, memory: bool) -> Mapping[str, object]:
         box = await self._existing(handle)
         async with self._busy(box):
             await _to_its_end(asyncio.to_thread(self._pause, box, memory=memory))
+            if not memory:
+                self._meter.forget(box.name)
         return box.handle
 
     def _pause(self, box: Box, *, memory: bool) -> None:
@@ -254,7 +256,7 @@ class ProcessBackend(Backend):
             try:
                 return await _to_its_end(asyncio.to_thread(self._snapshot, box, snapshot_id, stop), give_up=stop)
             except OSError as error:
-                raise _told(error) from error
+                raise told(error) from error
 
     def _snapshot(self, box: Box, snapshot_id: str, stop: threading.Event) -> Mapping[str, object]:
         record = self._standstill.going_on(box)
@@ -286,8 +288,12 @@ class ProcessBackend(Backend):
                 return await self._start_anew(box, record)
             if not record.is_alive():
                 raise DataLoss("the processes of the sandbox are gone")
-            await _to_its_end(asyncio.to_thread(self._standstill.let_go_on, box, record))
+            await _to_its_end(asyncio.to_thread(self._go_on, box, record))
             return box.placement(record)
+
+    def _go_on(self, box: Box, record: Record) -> None:
+        self._standstill.let_go_on(box, record)
+        self._meter.begin(box.name)
 
     async def _start_anew(self, box: Box, record: Record) -> Placement:
         fresh = replace(record.ended(), bundle=self._bundle.name, groups=self._allowance.ground.boxes(record.mark))
@@ -307,8 +313,20 @@ class ProcessBackend(Backend):
         except BaseException as error:
             await _to_its_end(asyncio.to_thread(self._pause, box, memory=False))
             if isinstance(error, OSError | StartFailed):
-                raise _told(error) from error
+                raise told(error) from error
             raise
+
+    async def usage(self, handle: Mapping[str, object]) -> Usage | None:
+        if not self._allowance.ground.counts:
+            return None
+        return await self._meter.measure(str(handle.get("box")), partial(self._gauge, handle))
+
+    def _gauge(self, handle: Mapping[str, object]) -> Gauge | None:
+        box = self._shelf.find(handle)
+        if box is None:
+            raise NotFound("there is no such sandbox")
+        record = record_of(box)
+        return Gauge.of(record, root=self._isolations[record.isolation].root(box))
 
     async def _existing(self, handle: Mapping[str, object]) -> Box:
         box = await asyncio.to_thread(self._shelf.find, handle)
@@ -472,14 +490,3 @@ async def _to_its_end(work: Awaitable[T], *, give_up: threading.Event | None = N
             _log.error("failed while its caller was cancelled", exc_info=failure)
         raise cancelled
     return task.result()
-
-
-def _told(error: OSError | StartFailed) -> SandgateError:
-    """What a client hears of a failed start; the log hears more."""
-    _log.error("a sandbox could not be started: %s", error)
-    code = error.errno if isinstance(error, OSError) else None
-    if code in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpace("no disk space is left for another sandbox")
-    if code in _NO_ROOM:
-        return ResourceExhausted(f"the machine has no {_NO_ROOM[code]} left for another sandbox")
-    return Internal("the sandbox could not be started")

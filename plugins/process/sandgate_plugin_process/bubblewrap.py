@@ -184,6 +184,9 @@ class Bubblewrap:
         box.boot_id.write_text(f"{uuid.uuid4()}\n")
         box.boot_id.chmod(0o444)
 
+    def root(self, box: Box) -> Path:
+        return box.rootfs
+
     def members(self, record: Record) -> list[ProcessId]:
         # Whoever loses its parent becomes a child of the namespace's first process.
         return tree([record.init]) if record.init is not None else []

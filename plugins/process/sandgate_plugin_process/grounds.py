@@ -68,6 +68,13 @@ class Ground:
         """What can be limited: ``memory``, ``pids``, ``cpu``."""
         return LIMITING.intersection(name for hierarchy in self.hierarchies for name in hierarchy.controllers)
 
+    @property
+    def counts(self) -> bool:
+        """Whether the groups of a box tell what it uses: its memory, and the time of CPUs."""
+        names = {name for hierarchy in self.hierarchies for name in hierarchy.controllers}
+        second = any(hierarchy.version == 2 and "cpu" in hierarchy.controllers for hierarchy in self.hierarchies)
+        return "memory" in names and (second or "cpuacct" in names)
+
     def boxes(self, name: str) -> Mapping[str, str]:
         """Controller to where the group of the box of this name is or would be."""
         return {

@@ -48,6 +48,9 @@ class Isolation(Protocol):
     def connect(self, box: Box, record: Record) -> None:
         """Give files that come from a box without network what a box with one has."""
 
+    def root(self, box: Box) -> Path:
+        """The root of the sandbox's file system, as it is seen from outside."""
+
     def members(self, record: Record) -> list[ProcessId]:
         """Every process of the box that can be found now, parents before children."""
 

@@ -1,4 +1,4 @@
-"""What the gateway itself may use of the machine: the most that a sandbox can have."""
+"""What the gateway itself may use of the machine, the most that a sandbox can have; and how far a group is limited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from sandgate_plugin_api import Resources
 from sandgate_plugin_process.hierarchies import Hierarchy, hierarchies
 
-__all__ = ["machine"]
+__all__ = ["cpu_limit", "machine", "memory_limit"]
 
 
 def machine(folder: Path) -> Resources:
@@ -20,8 +20,8 @@ def machine(folder: Path) -> Resources:
     cpus = float(len(os.sched_getaffinity(0)))
     for hierarchy in hierarchies():
         for group in _upwards(hierarchy):
-            memory = min(memory, _memory(group))
-            cpus = min(cpus, _cpus(group))
+            memory = min(memory, memory_limit(group))
+            cpus = min(cpus, cpu_limit(group))
     return Resources(
         cpu_count=math.ceil(cpus),
         memory_mb=memory // 2**20,
@@ -39,12 +39,14 @@ def _upwards(hierarchy: Hierarchy) -> Iterator[Path]:
             yield group
 
 
-def _memory(group: Path) -> int:
+def memory_limit(group: Path) -> int:
+    """Bytes; more than any machine has where nothing limits a group."""
     limits = (_number(_text(group / name)) for name in ("memory.max", "memory.limit_in_bytes"))
     return min((limit for limit in limits if limit is not None), default=2**62)
 
 
-def _cpus(group: Path) -> float:
+def cpu_limit(group: Path) -> float:
+    """CPUs; infinite where nothing limits a group."""
     quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
     words = [quota, period] if quota else _text(group / "cpu.max").split()
     figures = [_number(word) for word in words]

@@ -72,6 +72,10 @@ class Plain:
     def connect(self, box: Box, record: Record) -> None:
         """There is none without network."""
 
+    def root(self, box: Box) -> Path:
+        del box
+        return Path("/")
+
     def members(self, record: Record) -> list[ProcessId]:
         return tree(({record.main} if record.main is not None else set()) | marked_by(was_given(_given(record))))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from sandgate_errors import Internal
+from sandgate_errors import Internal, NoSpace, ResourceExhausted, SandgateError
 from sandgate_plugin_process.freezing import Group
 from sandgate_plugin_process.pids import ProcessId
 
@@ -35,6 +36,7 @@ __all__ = [
     "give_up",
     "start",
     "tail",
+    "told",
 ]
 
 _log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ _log = logging.getLogger(__name__)
 START_LIMIT_SECONDS = 30.0
 _READY_LINE_LIMIT_BYTES = 64 * 1024
 _LOG_TAIL_BYTES = 2048
+_NO_ROOM = {errno.EAGAIN: "processes", errno.EMFILE: "open files", errno.ENFILE: "open files", errno.ENOMEM: "memory"}
 
 
 class StartFailed(Exception):
@@ -282,3 +285,14 @@ def tail(log: Path) -> str:
             return " | ".join(file.read().decode(errors="replace").split("\n")).strip(" |")
     except OSError:
         return ""
+
+
+def told(error: OSError | StartFailed) -> SandgateError:
+    """What a client hears of a failed start or copy; the log hears more."""
+    _log.error("a sandbox could not be started: %s", error)
+    code = error.errno if isinstance(error, OSError) else None
+    if code in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpace("no disk space is left for another sandbox")
+    if code in _NO_ROOM:
+        return ResourceExhausted(f"the machine has no {_NO_ROOM[code]} left for another sandbox")
+    return Internal("the sandbox could not be started")
