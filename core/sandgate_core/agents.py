@@ -24,7 +24,7 @@ from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 from sandgate_tracing import Tracing
 
-__all__ = ["AGENT_TOKEN", "MAX_MESSAGE_BYTES", "Agents", "LogCommands"]
+__all__ = ["AGENT_TOKEN", "CHANNEL_OPTIONS", "MAX_MESSAGE_BYTES", "Agents", "LogCommands"]
 
 #: Of which commands agents keep lines.
 LogCommands: TypeAlias = Literal["none", "tagged", "all"]
@@ -36,16 +36,17 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _INIT_TIMEOUT = 10.0
 #: Each sandbox is asked for measurements every few seconds; that must not cost a new connection each time.
 _IDLE_CHANNELS = 1024
-_OPTIONS = [
+#: Of a channel from a core to an agent, or to another core.
+CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # An agent is on this machine or in its cluster; a proxy from the environment is for the outside.
+    # What a core calls is on this machine or in its cluster; a proxy from the environment is for the outside.
     ("grpc.enable_http_proxy", 0),
     # Shared subchannels carry one sandbox's connection backoff over to the next one at the same address.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-]
+)
 _LOG_COMMANDS: Mapping[LogCommands, agent_pb2.LogCommands.ValueType] = {
     "none": agent_pb2.LOG_COMMANDS_NONE,
     "tagged": agent_pb2.LOG_COMMANDS_TAGGED,
@@ -78,7 +79,7 @@ class Agents:
         """The channel to ``target``, open for as long as the block runs."""
         shared = self._by_target.get(target)
         if shared is None:
-            shared = self._by_target[target] = _Shared(grpc.aio.insecure_channel(target, options=_OPTIONS))
+            shared = self._by_target[target] = _Shared(grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS))
         self._by_target.move_to_end(target)
         shared.users += 1
         try:

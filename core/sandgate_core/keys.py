@@ -1,17 +1,13 @@
 """API keys: who may use the gateway, and whose sandboxes a key sees.
 
 A key is shown once, when it is made; the store holds its SHA-256. A key has 160 random bits, so a plain hash cannot be
-searched, and looking a key up by its hash leaks nothing by timing. Valid keys are held in memory (written through), so
-checking one touches no disk and a revoked one is refused from the next call on. When a key was last used is noted in
-memory, once a minute at most, and written from there.
-
-Where several cores share the store, a core that changes keys tells the others before it answers, and they read all of them
-anew: a revoked key is refused by every core from the next call on.
+searched, and looking a key up by its hash leaks nothing by timing. Valid keys are held in memory
+(:mod:`sandgate_core.mirrored`), so checking one touches no disk, and a revoked one is refused by every core from the next
+call on. When a key was last used is noted in memory, once a minute at most, and written from there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import secrets
@@ -25,6 +21,7 @@ import structlog
 
 from sandgate_core import clock
 from sandgate_core.chores import Pause, running
+from sandgate_core.mirrored import Mirrored
 from sandgate_core.store import Store
 from sandgate_core.teams import Teams
 from sandgate_errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
@@ -61,26 +58,18 @@ class KeyRecord:
     last_used_at: int | None = None
 
 
-class Keys:
+class Keys(Mirrored):
     """The valid keys."""
 
     def __init__(self, store: Store, teams: Teams, *, changed: Callable[[], Awaitable[None]] | None = None) -> None:
         """``changed`` tells the other cores; None where there are none."""
-        self._store = store
+        super().__init__(store, changed=changed)
         self._teams = teams
-        self._changed = changed
-        #: Held over a change and over reading all: what is read must not undo what was changed meanwhile.
-        self._lock = asyncio.Lock()
         self._by_digest: dict[str, KeyRecord] = {}
         #: When keys were last used, by id; not in the store yet.
         self._used: dict[str, int] = {}
 
-    async def load(self) -> None:
-        """Go by what the store says."""
-        async with self._lock:
-            await self._load()
-
-    async def _load(self) -> None:
+    async def _read(self) -> None:
         stored = [key for key in map(_record_of, await self._store.keys()) if not key.revoked_at]
         # What was noted here and is not in the store yet stays.
         known = {key.id: key.last_used_at for key in self._by_digest.values()}
@@ -142,16 +131,6 @@ class Keys:
             # Out of memory first: should the store fail, the key is refused until a restart rather than accepted.
             self._by_digest.pop(key.digest, None)
             await self._store.revoke_key(key.id, at=clock.now())
-
-    @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
-        """Around a change: begins from what the store says, and ends when the other cores go by it."""
-        async with self._lock:
-            if self._changed is not None:
-                await self._load()
-            yield
-        if self._changed is not None:
-            await self._changed()
 
     async def ensure_first(self, secret: str | None, *, given: bool, owner: str) -> bool:
         """Make sure that there is a key to begin with; whether one was added.

@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2
-from sandgate_core.agents import MAX_MESSAGE_BYTES
+from sandgate_core.agents import CHANNEL_OPTIONS
 from sandgate_core.callers import PEER_INTERNAL, PEER_TEAM, PEER_TOKEN, Caller
 from sandgate_core.roster import Peer, Roster
 from sandgate_errors import SandgateError, Unavailable
@@ -30,12 +30,7 @@ _LOOK = 2.0
 #: Seconds until a caller should try again: a core that is started again is back by then.
 _RETRY_AFTER = 2.0
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    *CHANNEL_OPTIONS,
     # A host that lost its power says nothing: its connection looks well until it is asked.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

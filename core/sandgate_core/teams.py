@@ -1,21 +1,19 @@
 """Teams: who owns keys and sandboxes, and how much each may have.
 
 A team is what a key and a sandbox call their owner. One that a key was made for without setting it up has no limits.
-Teams are held in memory (written through), so that a create asks no disk about its limits; a core that changes one
-tells the other cores of the store before it answers.
+Teams are held in memory (:mod:`sandgate_core.mirrored`), so that a create asks no disk about its limits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from sandgate_core import clock
+from sandgate_core.mirrored import Mirrored
 from sandgate_core.store import Store
 from sandgate_errors import AlreadyExists, InvalidArgument, NotFound
 
@@ -51,34 +49,16 @@ class Team:
     limits: Limits = field(default_factory=Limits)
 
 
-class Teams:
+class Teams(Mirrored):
     """All of them."""
 
     def __init__(self, store: Store, *, changed: Callable[[], Awaitable[None]] | None = None) -> None:
         """``changed`` tells the other cores; None where there are none."""
-        self._store = store
-        self._changed = changed
+        super().__init__(store, changed=changed)
         self._by_id: dict[str, Team] = {}
-        #: Held over a change, so that two at once do not both begin from the same state.
-        self._lock = asyncio.Lock()
 
-    async def load(self) -> None:
-        """Go by what the store says."""
-        async with self._lock:
-            await self._load()
-
-    async def _load(self) -> None:
+    async def _read(self) -> None:
         self._by_id = {team.id: team for team in map(_team_of, await self._store.teams())}
-
-    @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
-        """Around a change: begins from what the store says, and ends when the other cores go by it."""
-        async with self._lock:
-            if self._changed is not None:
-                await self._load()
-            yield
-        if self._changed is not None:
-            await self._changed()
 
     def limits_of(self, team_id: str) -> Limits:
         team = self._by_id.get(team_id)
@@ -99,7 +79,7 @@ class Teams:
                 await self._store.add_team(_row_of(team))
             except AlreadyExists:
                 # By another core, just now.
-                await self._load()
+                await self._read()
                 raise AlreadyExists(f"there is a team '{team_id}' already") from None
             self._by_id[team_id] = team
         return team
@@ -107,7 +87,7 @@ class Teams:
     async def ensure(self, team_id: str, *, create: bool) -> None:
         """There is a team of this id when this returns. Raises InvalidArgument, and NotFound unless it may ``create`` it."""
         _check_id(team_id)
-        if team_id not in self._by_id and self._changed is not None:
+        if team_id not in self._by_id and self._is_shared:
             await self.load()
         if team_id in self._by_id:
             return
