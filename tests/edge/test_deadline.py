@@ -29,6 +29,23 @@ def test_limits_are_passed_on_in_the_agents_form():
 
 
 @pytest.mark.parametrize(
+    ("release", "expected"),
+    [("2.14.1", "60000"), ("2.15.3", "59800"), ("2.20.0", "59800"), ("2.29.6", "59800"), ("2.30.0", "60000")],
+)
+def test_agent_gets_a_head_start_on_clients_that_time_the_stream_themselves(release, expected):
+    """T3: what these report at the limit by themselves is no timeout to their users."""
+    user_agent = f"e2b-python-sdk/{release}"
+    assert passed_on("60000", user_agent=user_agent) == expected
+    assert passed_on("0", user_agent=user_agent) is None
+    assert passed_on("x", user_agent=user_agent) == "unreadable"
+
+
+def test_head_start_leaves_most_of_a_short_limit():
+    limits = [passed_on(limit, user_agent="e2b-python-sdk/2.20.0") for limit in ("1", "4", "10", "500", "1000")]
+    assert limits == ["1", "4", "8", "400", "800"]
+
+
+@pytest.mark.parametrize(
     ("header", "expected"),
     [(None, None), ("50", 50), ("007", 7), ("0", None), ("-5", None), ("x", None), ("1.5", None), ("9" * 30, None)],
 )

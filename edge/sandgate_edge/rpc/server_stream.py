@@ -64,7 +64,9 @@ async def _begin(
         located,
         request_id=request[REQUEST_ID],
         acting_user=user,
-        timeout_ms=passed_on(request.headers.get("Connect-Timeout-Ms")),
+        timeout_ms=passed_on(
+            request.headers.get("Connect-Timeout-Ms"), user_agent=request.headers.get("User-Agent", "")
+        ),
         keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
     )
     call: grpc.aio.UnaryStreamCall[Message, Message] = method.begin(agents, located)(message, metadata=metadata)
