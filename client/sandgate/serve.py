@@ -268,6 +268,8 @@ class _Gateway:
     async def _stop(self) -> None:
         """Edge before core, each within its time. Raises Unavailable when sandboxes may be left that should not be."""
         hurry = self._signals.hurry
+        # The edges have it too, for as long as they drain. Nobody is to wait for a gateway that is gone.
+        self._plan.listener.close()
         async with asyncio.TaskGroup() as stopping:
             for edge in self._edges.values():
                 stopping.create_task(edge.stop(grace=_EDGE_GRACE, hurry=hurry, hurried_grace=_HURRIED_EDGE))

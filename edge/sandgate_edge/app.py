@@ -14,10 +14,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from sandgate_edge import ambiguity, cors, health, ports, request_log, routing, rpc, tracing
+from sandgate_edge import ambiguity, cors, draining, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
 from sandgate_edge.core_client import CoreClient
-from sandgate_edge.keys import AGENTS, CORE, HANDOVER, POLICY, REQUEST_ID, SANDBOX_ID, SETTINGS, STREAMS, TELEMETRY
+from sandgate_edge.keys import (
+    AGENTS,
+    CORE,
+    DRAIN,
+    HANDOVER,
+    POLICY,
+    REQUEST_ID,
+    SANDBOX_ID,
+    SETTINGS,
+    STREAMS,
+    TELEMETRY,
+)
 from sandgate_edge.policy import EdgePolicy, agent_requests, opened
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
 from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
@@ -33,7 +44,8 @@ __all__ = ["build"]
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _RPC_PATH = re.compile(r"/[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+/\w+", re.ASCII)
-_AGENT_PATHS = frozenset({"/files", "/health", "/metrics", "/envs"})
+_HEALTH = "/health"
+_AGENT_PATHS = frozenset({"/files", _HEALTH, "/metrics", "/envs"})
 
 
 def build(settings: Settings) -> web.Application:
@@ -56,6 +68,7 @@ def build(settings: Settings) -> web.Application:
     app[SETTINGS] = settings
     app[POLICY] = EdgePolicy(Policies.load(settings.plugins))
     app[STREAMS] = set()
+    app[DRAIN] = draining.Drain()
     app[TELEMETRY] = Telemetry()
     app.cleanup_ctx.append(functools.partial(_channels, traces=traces))
     if settings.plugins:
@@ -64,7 +77,7 @@ def build(settings: Settings) -> web.Application:
         app.cleanup_ctx.append(_reporting)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(request_log.add_header)
-    app.on_shutdown.append(_reset_streams)
+    app.on_response_prepare.append(draining.add_header)
     app.add_routes(health.routes)
     app.add_routes(rpc.routes)
     app.add_routes(files.routes)
@@ -102,13 +115,6 @@ async def _reporting(app: web.Application) -> AsyncIterator[None]:
     await reporter.close()
 
 
-async def _reset_streams(app: web.Application) -> None:
-    """At the end of the edge: a stream has no end worth waiting for, and after a reset its client asks for health."""
-    streams = app[STREAMS]
-    for transport in tuple(streams):
-        routing.reset(transport)
-
-
 @web.middleware
 async def errors_to_responses(request: web.Request, handler: Next) -> web.StreamResponse:
     """Every error leaves in the words of the plane that was asked. A client that left is not an error."""
@@ -117,6 +123,8 @@ async def errors_to_responses(request: web.Request, handler: Next) -> web.Stream
         response.force_close()
         return response
     try:
+        if request.path != _HEALTH:
+            draining.check(request)
         return await handler(request)
     except SandgateError as error:
         error = await request.app[POLICY].error(request, error)

@@ -19,6 +19,7 @@ from sandgate_edge.telemetry import Telemetry
 from sandgate_plugin_api import AgentRequest, RestRequest
 
 if TYPE_CHECKING:
+    from sandgate_edge.draining import Drain
     from sandgate_edge.policy import EdgePolicy
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "AGENT_REQUEST",
     "ANSWER_BEGAN",
     "CORE",
+    "DRAIN",
     "ERROR_CODE",
     "HANDOVER",
     "NAMED",
@@ -45,6 +47,8 @@ __all__ = [
 CORE: Final = web.AppKey("core", CoreClient)
 POLICY: Final[web.AppKey[EdgePolicy]] = web.AppKey("policy", object)  # type: ignore[arg-type]
 """Where plugins are asked. Its class knows these keys, so it cannot be named here but as a type."""
+DRAIN: Final[web.AppKey[Drain]] = web.AppKey("drain", object)  # type: ignore[arg-type]
+"""Whether the edge is stopping. Its class knows these keys, as that of ``POLICY`` does."""
 AGENTS: Final = web.AppKey("agents", Agents)
 HANDOVER: Final = web.AppKey("handover", Handover)
 SETTINGS: Final = web.AppKey("settings", Settings)

@@ -19,7 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from sandgate_edge import routing
-from sandgate_edge.keys import SETTINGS, TARGET
+from sandgate_edge.keys import DRAIN, SETTINGS, TARGET
 from sandgate_edge.request_log import SERVER_NAME
 from sandgate_edge.responses import bad_request, http_error
 from sandgate_errors import InvalidArgument
@@ -37,7 +37,7 @@ _HEAD_SECONDS = 30.0
 _LINGER_SECONDS = 10.0
 # At the end: what a unary call or a transfer may still take before it is cut off.
 _DRAIN_SECONDS = 5.0
-# What a handler may take to end after it was cut off.
+# What a handler may take to end after it was cut off, and an answer that refuses a request at the end.
 _CANCEL_SECONDS = 1.0
 _BACKLOG = 1024
 # A path of 4,096 bytes, each escaped, with a signature behind it.
@@ -51,7 +51,7 @@ class Server:
 
     def __init__(self, app: web.Application) -> None:
         self._runner = web.AppRunner(
-            app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=_DRAIN_SECONDS
+            app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=_CANCEL_SECONDS
         )
         self._domain = app[SETTINGS].domain
         self._listener: asyncio.Server | None = None
@@ -68,7 +68,12 @@ class Server:
         self._listener = await loop.create_server(lambda: _Connection(server, loop=loop), sock=sock, backlog=_BACKLOG)
 
     async def close(self) -> None:
-        """Stops accepting, resets streams, gives other requests a bounded time, closes every connection."""
+        """Refuses requests, resets streams, gives what is under way a bounded time; then closes every connection."""
+        app, server = self._runner.app, self._runner.server
+        app[DRAIN].begin(app)
+        if server is not None:
+            under_way = [each for each in server.connections if isinstance(each, _Connection) and each.is_busy]
+            await asyncio.gather(*(connection.shutdown(_DRAIN_SECONDS) for connection in under_way))
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
@@ -115,6 +120,11 @@ class _Connection(web.RequestHandler):
         elif begins_head and data and self._head_timer is None:
             self._await_head()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._request_in_progress
+
     def close(self) -> None:
         """At the end of the edge: no further request. One that is under way is left to :meth:`shutdown`."""
         if not self._request_in_progress:
@@ -127,12 +137,19 @@ class _Connection(web.RequestHandler):
             try:
                 async with asyncio.timeout(timeout):
                     await self._handler_waiter
+                    await self._sent()
             except TimeoutError:
                 timeout = _CANCEL_SECONDS
             finally:
                 self._handler_waiter = None
         super().close()
         await super().shutdown(timeout)
+
+    async def _sent(self) -> None:
+        """What was written is with the kernel: it outlives the process, and what is queued here does not."""
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(0)
+            await self._drain_helper()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # None, which closes the connection, is what aiohttp wants
         """After a change of protocol a client may end its side and still read; before it, it has left."""

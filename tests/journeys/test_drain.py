@@ -1,4 +1,4 @@
-"""SIGTERM drains: a request that is under way is answered, a stream is reset, sandboxes stay (R13, R14)."""
+"""SIGTERM drains: what is under way is answered, new requests are sent away, a stream is reset, sandboxes stay (R13, R14)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import http.client
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2b import Sandbox
+from e2b.exceptions import SandboxNotRunningException
 
-from sandgate_testing.gateway import Gateway
+from sandgate_testing.gateway import Gateway, wait_until
 
 
 @pytest.fixture
@@ -48,6 +51,31 @@ def upload_that_waits(gateway: Gateway, sandbox: Sandbox, size: int) -> http.cli
 
 
 @contextlib.contextmanager
+def download_that_is_read_slowly(gateway: Gateway, sandbox: Sandbox, path: str) -> Iterator[http.client.HTTPResponse]:
+    """Its answer after the first byte: far more is to come than buffers on the way can hold."""
+    connection = http.client.HTTPConnection(*gateway.address, timeout=60)
+    connection.connect()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    connection.request("GET", f"/files?path={path}&username=user", headers=headers_for(sandbox, "text/plain"))
+    answer = connection.getresponse()
+    assert len(answer.read(1)) == 1
+    try:
+        yield answer
+    finally:
+        answer.close()
+        connection.close()
+
+
+def long_command(sandbox: Sandbox) -> BaseException | None:
+    """How the SDK tells that its stream was reset."""
+    try:
+        sandbox.commands.run("sleep 600", timeout=0)
+    except Exception as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
 def command_that_runs_on(gateway: Gateway, sandbox: Sandbox) -> Iterator[http.client.HTTPResponse]:
     """Its stream, after the first event. Without an SDK, which would ask for the sandbox's health after a reset."""
     connection = http.client.HTTPConnection(*gateway.address, timeout=60)
@@ -69,21 +97,36 @@ def test_running_requests_end_streams_are_reset_and_sandboxes_stay(draining: Gat
     sandbox = Sandbox.create(timeout=300, **gateway.sdk_options)
     paused = Sandbox.create(timeout=300, **gateway.sdk_options)
     paused.pause()
-    upload = upload_that_waits(gateway, sandbox, 200_000)
-    with command_that_runs_on(gateway, sandbox) as stream:
-        os.kill(gateway.pid, signal.SIGTERM)
-        with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
-            stream.read()
-    # The stream was reset because the edge ends, and what had begun goes on.
-    upload.send(b"y" * 100_000)
-    answer = upload.getresponse()
-    assert (answer.status, answer.read()[:1]) == (200, b"[")
-    upload.close()
+    large = os.urandom(1 << 20) * 24
+    sandbox.files.write("large.bin", large)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(long_command, sandbox)
+        wait_until(lambda: [process for process in sandbox.commands.list() if "sleep 600" in process.args] or None)
+        upload = upload_that_waits(gateway, sandbox, 200_000)
+        with download_that_is_read_slowly(gateway, sandbox, "large.bin") as download:
+            with command_that_runs_on(gateway, sandbox) as stream:
+                os.kill(gateway.pid, signal.SIGTERM)
+                with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
+                    stream.read()
+            # The streams were reset because the edge ends, and what had begun goes on. What comes is sent away.
+            late = gateway.rest("GET", "/v2/sandboxes")
+            assert (late.status, late.json()["code"]) == (503, 503)
+            assert (late.headers["retry-after"], late.headers["should-retry"]) == ("2", "true")
+            upload.send(b"y" * 100_000)
+            answer = upload.getresponse()
+            assert (answer.status, answer.read()[:1]) == (200, b"[")
+            upload.close()
+            assert download.read() == large[1:]
+        told = waiting.result(60)
+    # Its connection was reset, and the sandbox is not said to be gone.
+    assert told is not None
+    assert not isinstance(told, SandboxNotRunningException)
     gateway.stop()
     gateway.start()
     again = Sandbox.connect(sandbox.sandbox_id, **gateway.sdk_options)
     assert again.files.read("half.bin") == "x" * 100_000 + "y" * 100_000
-    assert [process.cmd for process in again.commands.list()] == ["sleep"]
+    assert len(again.commands.list()) == 2
+    assert again.files.read("large.bin", format="bytes") == large
     assert Sandbox.connect(paused.sandbox_id, **gateway.sdk_options).get_info().state == "running"
     for made in (sandbox, paused):
         assert Sandbox.kill(made.sandbox_id, **gateway.sdk_options)

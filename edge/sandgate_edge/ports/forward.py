@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
-from sandgate_edge import routing
+from sandgate_edge import draining, routing
 from sandgate_edge.ambiguity import fault_of
 from sandgate_edge.core_client import Located
 from sandgate_edge.keys import ANSWER_BEGAN, CORE, POLICY, PORT, REQUEST_ID, SETTINGS
@@ -47,6 +47,7 @@ async def to_port(request: web.Request, sandbox_id: str, port: int) -> web.Strea
         response.force_close()
         return response
     try:
+        draining.check(request)
         return await _forward(request, sandbox_id, port)
     except ConnectionError:
         raise

@@ -9,7 +9,7 @@ import grpc.aio
 from aiohttp import web
 from google.protobuf.message import Message
 
-from sandgate_edge import routing
+from sandgate_edge import draining, routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.envelope import pack
 from sandgate_edge.core_client import Located
@@ -47,6 +47,8 @@ class StreamAnswer:
         streams, transport = self._request.app[STREAMS], self._request.transport
         if transport is None:
             raise ConnectionResetError("the client is gone")
+        # Where it was asked for before the end of the edge, and comes to it now: nothing was begun.
+        draining.check(self._request)
         streams.add(transport)
         try:
             error = None
