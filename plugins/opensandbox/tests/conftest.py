@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
-from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_bundle import MOUNT, Bundle, make_portable
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
 from sandgate_plugin_opensandbox import enter
 from sandgate_plugin_opensandbox.backend import OpenSandboxBackend
 from sandgate_plugin_opensandbox.starting import pack
+from sandgate_testing import placements
 from sandgate_testing.images import Images
 from sandgate_testing.opensandbox import OpenSandboxServer
 from sandgate_testing.requirements import lacking, need
@@ -134,24 +132,8 @@ class Gateway:
         """As the core does it, Init included."""
         request = await self.request(backend, template, **fields)
         placement = await backend.create(request, backend.reserve(request))
-        await init(placement, request)
+        await placements.init(placement, request)
         return placement
-
-
-async def init(placement: Placement, request: SandboxRequest) -> None:
-    template = request.template
-    async with grpc.aio.insecure_channel(placement.agent.target) as channel:
-        await agent_pb2_grpc.AgentStub(channel).Init(
-            agent_pb2.InitRequest(
-                sandbox_id=request.sandbox_id,
-                template_id=template.id,
-                envs=template.envs,
-                default_user=template.default_user or "user",
-                default_workdir=template.workdir,
-            ),
-            metadata=(("agent-token", placement.agent.token),),
-            timeout=10,
-        )
 
 
 @pytest.fixture
@@ -198,22 +180,4 @@ Run = Callable[..., Awaitable[tuple[int, str]]]
 @pytest.fixture
 def run() -> Run:
     """Run a command in a sandbox: (exit code, what it wrote)."""
-
-    async def run(placement: Placement, command: str, user: str | None = None) -> tuple[int, str]:
-        output, code = b"", None
-        metadata = [("agent-token", placement.agent.token)]
-        if user is not None:
-            metadata.append(("acting-user-bin", user.encode()))
-        async with grpc.aio.insecure_channel(placement.agent.target) as channel:
-            process = process_pb2.ProcessConfig(cmd="/bin/bash", args=["-l", "-c", command])
-            call = process_pb2_grpc.ProcessStub(channel).Start(
-                process_pb2.StartRequest(process=process, stdin=False), metadata=tuple(metadata), timeout=60
-            )
-            async for response in call:
-                output += response.event.data.stdout + response.event.data.stderr
-                if response.event.HasField("end"):
-                    code = response.event.end.exit_code
-        assert code is not None
-        return code, output.decode(errors="replace")
-
-    return run
+    return placements.run

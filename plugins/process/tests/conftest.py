@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import grpc
 import pytest
 
-from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
 from sandgate_plugin_process import bundle
 from sandgate_plugin_process.backend import ProcessBackend
 from sandgate_plugin_process.freezing import Group
+from sandgate_testing import placements
 
 ISOLATIONS = ("bubblewrap", "none")
 
@@ -144,20 +143,6 @@ def run() -> Run:
     """Run a command in a sandbox: (exit code, what it wrote)."""
 
     async def run(placement: Placement, command: str, user: str = "user") -> tuple[int, str]:
-        output, code = b"", None
-        async with grpc.aio.insecure_channel(placement.agent.target) as channel:
-            call = process_pb2_grpc.ProcessStub(channel).Start(
-                process_pb2.StartRequest(
-                    process=process_pb2.ProcessConfig(cmd="/bin/bash", args=["-l", "-c", command]), stdin=False
-                ),
-                metadata=(("agent-token", placement.agent.token), ("acting-user-bin", user.encode())),
-                timeout=60,
-            )
-            async for response in call:
-                output += response.event.data.stdout + response.event.data.stderr
-                if response.event.HasField("end"):
-                    code = response.event.end.exit_code
-        assert code is not None
-        return code, output.decode(errors="replace")
+        return await placements.run(placement, command, user)
 
     return run
