@@ -360,8 +360,13 @@ class DockerBackend(Backend):
             return str(container)
 
         try:
-            address = await self._fleet.reach_of(details).bring_up(box, model, same, anew=True)
-            await self._fleet.apply_kept(box, container, model=model)
+            address = await self._fleet.reach_of(details).bring_up(
+                box,
+                model,
+                same,
+                anew=True,
+                meanwhile=lambda container: to_its_end(self._fleet.apply_kept(box, container, model=model)),
+            )
         except BaseException:
             await to_its_end(self._engine.kill(container))
             raise
@@ -422,6 +427,8 @@ class DockerBackend(Backend):
     async def usage(self, handle: Mapping[str, object]) -> Usage | None:
         name = _container(handle)
         with told():
+            if not self._meter.knows(name):
+                self._meter.learn(name, await self._fleet.existing(name, self._box(handle)))
             stats = await self._engine.stats(name)
         return None if stats is None else self._meter.measure(name, stats)
 

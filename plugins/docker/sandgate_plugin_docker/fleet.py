@@ -183,6 +183,16 @@ class Fleet:
     async def make(self, model: Model, name: str, box: Box, *, image: str, egress: Egress) -> Placement:
         """A container with an agent that accepts calls, or nothing at all."""
         reach = self.reach(model.settings)
+        network = (model.settings.network or self._network.name) if egress.internet else NONE
+        # It takes the engine as long to put a container on a network as an agent needs to start.
+        at_start = network if reach.needs_network else NONE
+
+        async def settle(container: str) -> None:
+            if network != at_start:
+                await self._network.enter(network, container)
+            if not egress.open:
+                await self.apply(egress, box, container, model=model)
+
         async with self.busy(name):
             if (stray := self._strays.get(name)) is not None and stray.name == box.name:
                 del self._strays[name]
@@ -190,11 +200,10 @@ class Fleet:
                 address = await reach.bring_up(
                     box,
                     model,
-                    lambda: to_its_end(self._new_container(model, name, box, image=image, egress=egress)),
+                    lambda: to_its_end(self._new_container(model, name, box, image=image, network=at_start)),
                     anew=False,
+                    meanwhile=lambda container: to_its_end(settle(container)),
                 )
-                if not egress.open:
-                    await self.apply(egress, box, name, model=model)
             except (AlreadyExists, Conflict):
                 # The container of that name is another call's, or somebody's.
                 raise
@@ -208,8 +217,7 @@ class Fleet:
                 raise
         return Placement(handle={"container": name, "box": box.name}, agent=address)
 
-    async def _new_container(self, model: Model, name: str, box: Box, *, image: str, egress: Egress) -> str:
-        network = (model.settings.network or self._network.name) if egress.internet else NONE
+    async def _new_container(self, model: Model, name: str, box: Box, *, image: str, network: str) -> str:
         asked_for = "" if name.startswith(self.container_of("")) else name
         config = configuration(
             model,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sandgate_errors import Unavailable
+from sandgate_errors import Internal, Unavailable
 from sandgate_plugin_docker.containers import LABEL
 from sandgate_plugin_docker.engine import Details, Engine, Refused
 
@@ -60,6 +60,16 @@ class Network:
                 "com.docker.network.bridge.enable_icc": "false",
             },
         }
+
+    async def enter(self, network: str, container: str) -> None:
+        """Put a container that has just been started, on none, on ``network``. Raises Internal if it has ended; Refused."""
+        try:
+            await self._engine.leave(NONE, container)
+            await self._engine.join(network, container)
+        except Refused as refused:
+            if refused.status == 409:
+                raise Internal("the sandbox could not be started") from refused
+            raise
 
     async def admit(self, details: Details, *, network: str, internet: bool) -> None:
         """Let a container be on ``network`` and on no other, or on none."""

@@ -26,7 +26,7 @@ from sandgate_plugin_docker.boxes import Box, Identity
 from sandgate_plugin_docker.containers import AGENT_PORT, HELPER_LABEL, LABEL, Way
 from sandgate_plugin_docker.engine import Details, Engine
 from sandgate_plugin_docker.meeting import START_LIMIT_SECONDS, check, parse_answer
-from sandgate_plugin_docker.reaching import first_line
+from sandgate_plugin_docker.reaching import Meanwhile, first_line
 from sandgate_plugin_docker.settings import DockerSettings
 from sandgate_plugin_docker.templates import Model
 
@@ -66,7 +66,7 @@ class ByPort:
         return Way(port_on=self._bind, volumes=((self._volume, MOUNT),))
 
     async def bring_up(
-        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool
+        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool, meanwhile: Meanwhile
     ) -> AgentAddress:
         await asyncio.to_thread(box.make, anew=anew)
         if not anew:
@@ -83,6 +83,7 @@ class ByPort:
             await self._engine.start(container)
             await stream.write_in(line)
             check(await _answer(stream.read_out))
+            await meanwhile(container)
         details = await self._engine.inspect(container)
         if details is None:
             raise SandboxUnreachable("the sandbox has ended at once")

@@ -6,6 +6,7 @@ The socket lies on this machine, so it is for an engine on this machine whose co
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -20,11 +21,15 @@ from sandgate_plugin_docker.furnishing import Furnishing
 from sandgate_plugin_docker.meeting import INNER_FOLDER, INNER_PATH, meeting
 from sandgate_plugin_docker.templates import Model
 
-__all__ = ["BySocket", "Reach", "first_line"]
+__all__ = ["BySocket", "Meanwhile", "Reach", "first_line"]
 
 #: Where the agent puts its sudo.
 _SUDO = "/run/sandgate/sudo"
 _FOLDER = 3
+
+
+#: What else a container needs, from its id on.
+Meanwhile = Callable[[str], Awaitable[None]]
 
 
 class Reach(Protocol):
@@ -37,13 +42,14 @@ class Reach(Protocol):
         """What the container has to be made with."""
 
     async def bring_up(
-        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool
+        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool, meanwhile: Meanwhile
     ) -> AgentAddress:
         """Return when the agent accepts calls. ``begin`` gives the id of the container, which is not started yet.
 
-        ``anew``: it was started before.
+        ``anew``: it was started before. ``meanwhile`` gets the container once it is started, and may take as long as its
+        agent does without making anybody wait; it has ended, too, when this returns.
 
-        Raises Internal when the agent does not come up, and what the engine raises.
+        Raises Internal when the agent does not come up, and what the engine and ``meanwhile`` raise.
         """
 
     async def address(self, box: Box, details: Details) -> AgentAddress:
@@ -100,7 +106,7 @@ class BySocket:
         )
 
     async def bring_up(
-        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool
+        self, box: Box, model: Model, begin: Callable[[], Awaitable[str]], *, anew: bool, meanwhile: Meanwhile
     ) -> AgentAddress:
         async with meeting(box, anew=anew) as place:
             # Which agent runs in it: files under a running interpreter must stay.
@@ -120,7 +126,7 @@ class BySocket:
                     "token": self._identity.token(box.name),
                 },
             )
-            await place.introduce(line, lives=lives)
+            await _both(meanwhile(container), place.introduce(line, lives=lives))
         return self._address(box)
 
     async def address(self, box: Box, details: Details) -> AgentAddress:
@@ -134,3 +140,17 @@ class BySocket:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+async def _both(first: Awaitable[None], second: Awaitable[None]) -> None:
+    """The failure of one cancels the other, and is raised as it is."""
+
+    async def of(work: Awaitable[None]) -> None:
+        await work
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(of(first))
+            group.create_task(of(second))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

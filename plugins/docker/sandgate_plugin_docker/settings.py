@@ -97,6 +97,14 @@ class TemplateSettings(_Sandbox):
                 raise ValueError(f"'{name}' cannot be a variable")
         return envs
 
+    @field_validator("network")
+    @classmethod
+    def _own_network(cls, network: str | None) -> str | None:
+        """The agent takes what it sees for the sandbox's own, and its ports are reached from outside."""
+        if network in {"host", "none", "default"} or (network or "").startswith("container:"):
+            raise ValueError(f"'{network}' is no network that a sandbox can join and leave; give the name of one")
+        return network
+
     @model_validator(mode="after")
     def _one_start(self) -> Self:
         if self.entrypoint and self.start_command:

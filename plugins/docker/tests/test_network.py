@@ -13,6 +13,7 @@ import pytest
 
 from sandgate_errors import CapabilityMissing, InvalidArgument, Unavailable
 from sandgate_plugin_api import Capability, Egress
+from sandgate_plugin_docker.engine import Engine
 from sandgate_testing.engine import docker
 
 pytestmark = [
@@ -141,7 +142,38 @@ async def test_network_that_somebody_removed_is_made_again(gateway, backend, run
     with pytest.raises(Unavailable) as error:
         await backend.create(request, backend.reserve(request))
     assert error.value.retry_after
+    assert not gateway.containers()
     assert await run(await gateway.create(backend), "true", "root") == (0, "")
+
+
+async def test_sandbox_is_on_its_network_before_it_is_given_away_and_after_a_start_on_its_files(
+    gateway, backend, outside, reaches, run
+):
+    placement = await gateway.create(backend)
+    look = "hostname -i; grep -c . /etc/resolv.conf; tail -n +3 /proc/net/route | wc -l"
+    code, before = await run(placement, look)
+    address, servers, routes = before.split()
+    assert (code, routes) == (0, "1")
+    assert address == await backend.address(placement.handle)
+    assert int(servers)
+    assert await reaches(placement, outside)
+    placement = await backend.resume(await backend.pause(placement.handle, memory=False))
+    assert await reaches(placement, outside)
+    assert (await run(placement, "hostname -i"))[1].split() == [await backend.address(placement.handle)]
+
+
+async def test_lost_answer_to_joining_the_network_leaves_nothing_of_the_sandbox(gateway, backend, monkeypatch):
+    """Its agent starts meanwhile. The fixture looks for what is left on the network."""
+    join = Engine.join
+
+    async def joined_unheard(engine: Engine, network: str, container: str) -> None:
+        await join(engine, network, container)
+        raise Unavailable("the answer is lost")
+
+    monkeypatch.setattr(Engine, "join", joined_unheard)
+    with pytest.raises(Unavailable, match="the answer is lost"):
+        await gateway.create(backend)
+    assert not gateway.containers()
 
 
 async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside, reaches):

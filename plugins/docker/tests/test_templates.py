@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from sandgate_errors import NotFound, Unavailable
+from sandgate_errors import FailedPrecondition, NotFound, Unavailable
 from sandgate_plugin_docker.images import is_reference
 from sandgate_plugin_docker.settings import DockerSettings
 from sandgate_testing.engine import docker
@@ -230,3 +230,24 @@ async def test_configured_entrypoint_is_what_a_sandbox_starts(gateway):
         assert (await backend.find_template("given")).start_command == "sleep 1"
         assert (await backend.find_template("none")).start_command == "x | y"
         assert (await backend.find_template("none")).ready_command == "true"
+
+
+@pytest.mark.parametrize("network", ["host", "none", "default", "container:other"])
+def test_network_that_no_sandbox_can_have_to_itself_is_refused(network):
+    with pytest.raises(FailedPrecondition, match=rf"templates\.base\.network.*'{network}'"):
+        DockerSettings.read({"templates": {"base": {"image": "some", "network": network}}})
+
+
+async def test_template_may_name_a_network_of_the_engine(gateway, run):
+    """The engine's usual one: sandboxes see each other there, as its documentation says."""
+    templates = {"base": {"image": gateway.images.debian(), "network": "bridge"}}
+    async with gateway.backend(templates=templates) as backend:
+        placement = await gateway.create(backend)
+        networks = docker(
+            "inspect",
+            "-f",
+            "{{range $k, $v := .NetworkSettings.Networks}}{{$k}} {{end}}",
+            placement.handle["container"],
+        )
+        assert networks.stdout.split() == ["bridge"]
+        assert (await run(placement, "hostname -i"))[1].split() == [await backend.address(placement.handle)]
