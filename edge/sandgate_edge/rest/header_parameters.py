@@ -1,7 +1,7 @@
 """Headers of the form ``value; name=value; …``: reading them from clients, writing the one of a download.
 
-Clients write file names in three ways: raw UTF-8 in quotes with only quote and line ends as ``%22``, ``%0D``, ``%0A`` (the
-way of browsers, and of every SDK), with backslashes before quotes (RFC 9110), and as ``filename*`` (RFC 5987). All three
+Clients write file names in three ways: raw UTF-8 in quotes with quote and line ends as ``%22``, ``%0D``, ``%0A`` (the way of
+browsers, and of every SDK; those of Python write other control characters so too), with backslashes before quotes (RFC 9110), and as ``filename*`` (RFC 5987). All three
 are read; slashes and leading slashes stay, because the name is a whole path.
 """
 
@@ -19,7 +19,8 @@ _NAME = re.compile(r"\s*;\s*(?:([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*=\s*)?")
 # Only before these is a backslash an escape: some clients write paths with single backslashes as they are.
 _QUOTED = re.compile(r'"((?:\\["\\]|[^"])*)"')
 _ESCAPED = re.compile(r'\\(["\\])')
-_FORM_ESCAPES = (("%22", '"'), ("%0D", "\r"), ("%0A", "\n"))
+# A name of a file hardly holds these three characters as they are, and never a control character that a client let through.
+_FORM_ESCAPE = re.compile(r"%(22|0[0-9A-F]|1[0-9A-F])")
 
 
 def parse_parameters(header: str) -> tuple[str, dict[str, str]]:
@@ -68,10 +69,8 @@ def _extended(text: str) -> str:
 
 
 def unescape_form_name(name: str) -> str:
-    """A name of a form part with the three escapes undone that forms have; any other ``%`` is meant."""
-    for escape, character in _FORM_ESCAPES:
-        name = name.replace(escape, character)
-    return name
+    """A name of a form part with the escapes undone that forms have; any other ``%`` is meant."""
+    return _FORM_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), name)
 
 
 def inline_disposition(name: str) -> str:

@@ -142,6 +142,8 @@ def test_any_bytes_are_read_or_refused(chunks):
         ('FileName="//x//y"', "//x//y"),
         ('filename="ünï 日本 🎉"', "ünï 日本 🎉"),
         ('filename="a%22b%0D%0Ac"', 'a"b\r\nc'),
+        ('filename="a%09b%01%1F%7F"', "a\tb\x01\x1f%7F"),
+        ('filename="%2209%%0A0D"', '"09%\n0D'),
         ('filename="100%25 %41 %zz %0a"', "100%25 %41 %zz %0a"),
         ('filename="a;b=c; d"', "a;b=c; d"),
         (r'filename="a\\b"', r"a\b"),
