@@ -144,6 +144,18 @@ def test_agent_loads_nothing_but_its_dependencies() -> None:
     assert {name for name in loaded if not name.startswith("_")} - ours - theirs == set()
 
 
+def test_agent_loads_nothing_that_would_only_make_its_start_longer() -> None:
+    """Beyond what its libraries load anyway: each of these brings others along, and every sandbox waits for them."""
+    code = (
+        "import sys, asyncio, dataclasses, hmac, json, logging, grpc.aio, google.protobuf.internal.builder;"
+        "before = set(sys.modules); import sandgate_agent.server;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True)
+    dear = {"pathlib", "urllib.parse", "ipaddress", "random", "secrets", "tempfile", "zipfile", "email", "http"}
+    assert dear.isdisjoint(done.stdout.split())
+
+
 def test_every_package_is_looked_at() -> None:
     """A new top-level package must take its place in the rules above."""
     found = {file.parent.name for file in ROOT.glob("*/sandgate*/__init__.py")}

@@ -27,7 +27,6 @@ import shlex
 import signal
 import socket
 import struct
-from pathlib import Path
 from typing import Any
 
 from sandgate_agent import frames, sudo
@@ -279,7 +278,7 @@ def _write_program(path: str, address: str) -> None:
     text = _WRAPPER.format(
         libraries=_libraries(through_loader=len(interpreter) > 1),
         interpreter=shlex.join(interpreter),
-        program=shlex.quote(str(Path(sudo.__file__).resolve())),
+        program=shlex.quote(os.path.realpath(sudo.__file__)),
         socket=shlex.quote(address),
     )
     # Made anew and not written in place: what stands there may be a link that the sandbox's code made.

@@ -2,6 +2,8 @@
 
 Read from the control groups of the sandbox, of version 1 or 2: those that its backend names, else those that are mounted in it
 as in a container; else from the machine. Only what a mount shows is believed: the sandbox's root can make any file.
+
+Without pathlib, which with all that it loads would be a twentieth of an agent's start.
 """
 
 from __future__ import annotations
@@ -11,12 +13,10 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Meter", "Usage"]
 
 _MOUNTED_AT = "/sys/fs/cgroup"
-_PROC = Path("/proc")
 #: What version 1 says where there is no limit, less a page or so.
 _NO_LIMIT = 2**62
 
@@ -40,7 +40,7 @@ class Meter:
 
     def __init__(self, measured: Mapping[str, str] | None = None) -> None:
         """``measured``: controller to the folder of the group that counts for the sandbox. None or empty: look for them."""
-        groups = {name: Path(path) for name, path in (measured or dict(_mounted())).items()}
+        groups = measured or dict(_mounted())
         self._memory_group = groups.get("memory")
         self._cpu_group = groups.get("cpu")
         # Version 1 counts apart from limiting.
@@ -81,14 +81,14 @@ class Meter:
         if self._count_group is not None:
             busy = _seconds(self._count_group)
         else:
-            with open(_PROC / "stat", encoding="ascii") as file:
+            with open("/proc/stat", encoding="ascii") as file:
                 ticks = [int(number) for number in file.readline().split()[1:9]]
             # All but idle and waiting for disks.
             busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
         return busy, time.monotonic()
 
     def _memory(self) -> tuple[int, int, int]:
-        machine = _fields(_PROC / "meminfo")
+        machine = _fields("/proc/meminfo")
         total = machine["MemTotal"] * 1024
         if self._memory_group is not None:
             limit, current, cache = _memory(self._memory_group)
@@ -99,7 +99,7 @@ class Meter:
 
 def _mounted() -> Iterator[tuple[str, str]]:
     """Controller to folder, of the groups that a container sees as its own. The machine's root says nothing about it."""
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+    for line in _text("/proc/self/mountinfo").splitlines():
         place, _, rest = line.partition(" - ")
         kind, mount = rest.split(" ", 1)[0], place.split(" ")[4]
         if kind == "cgroup2" and mount == _MOUNTED_AT and os.path.exists(f"{mount}/memory.max"):
@@ -110,36 +110,40 @@ def _mounted() -> Iterator[tuple[str, str]]:
                     yield name, mount
 
 
-def _counts(group: Path) -> bool:
-    return any((group / name).exists() for name in ("cpuacct.usage", "cgroup.controllers"))
+def _counts(group: str) -> bool:
+    return any(os.path.exists(f"{group}/{name}") for name in ("cpuacct.usage", "cgroup.controllers"))
 
 
-def _seconds(group: Path) -> float:
-    if (group / "cpuacct.usage").exists():
-        return int((group / "cpuacct.usage").read_text()) / 1e9
-    return _fields(group / "cpu.stat").get("usage_usec", 0) / 1e6
+def _seconds(group: str) -> float:
+    if os.path.exists(f"{group}/cpuacct.usage"):
+        return int(_text(f"{group}/cpuacct.usage")) / 1e9
+    return _fields(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6
 
 
-def _quota(group: Path) -> float | None:
+def _quota(group: str) -> float | None:
     """CPUs; None: as many as there are."""
-    if (group / "cpu.max").exists():
-        quota, period = (group / "cpu.max").read_text().split()
+    if os.path.exists(f"{group}/cpu.max"):
+        quota, period = _text(f"{group}/cpu.max").split()
     else:
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        quota, period = (_text(f"{group}/cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     return None if quota in {"max", "-1"} else int(quota) / int(period)
 
 
-def _memory(group: Path) -> tuple[int, int, int]:
+def _memory(group: str) -> tuple[int, int, int]:
     """Limit, all that is used, and what of it is cache."""
-    stat = _fields(group / "memory.stat")
-    if (group / "memory.max").exists():
-        limit = (group / "memory.max").read_text().strip()
-        return _NO_LIMIT if limit == "max" else int(limit), int((group / "memory.current").read_text()), stat["file"]
-    limit, current = ((group / f"memory.{name}_in_bytes").read_text() for name in ("limit", "usage"))
+    stat = _fields(f"{group}/memory.stat")
+    if os.path.exists(f"{group}/memory.max"):
+        limit = _text(f"{group}/memory.max").strip()
+        return _NO_LIMIT if limit == "max" else int(limit), int(_text(f"{group}/memory.current")), stat["file"]
+    limit, current = (_text(f"{group}/memory.{name}_in_bytes") for name in ("limit", "usage"))
     return int(limit), int(current), stat.get("total_cache", stat.get("cache", 0))
 
 
-def _fields(path: Path) -> dict[str, int]:
+def _fields(path: str) -> dict[str, int]:
     """Lines of a name and a number."""
-    with open(path, encoding="ascii") as file:
-        return {parts[0].rstrip(":"): int(parts[1]) for line in file if len(parts := line.split()) >= 2}
+    return {parts[0].rstrip(":"): int(parts[1]) for line in _text(path).splitlines() if len(parts := line.split()) >= 2}
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()

@@ -93,6 +93,7 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
         _warm_usual_account(accounts, launcher)
         # What was loaded stays for good: a collection that walks all of it holds every call up.
         gc.freeze()
+        gc.enable()
         ready()
         status = await stop
         if status != 0:

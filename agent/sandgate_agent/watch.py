@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -174,7 +173,7 @@ class Watchers:
         watch.close()
 
     def add(self, watch: Watch) -> str:
-        watcher_id = f"w{secrets.token_hex(8)}"
+        watcher_id = f"w{os.urandom(8).hex()}"
         self._watches[watcher_id] = watch, asyncio.create_task(_keep_reading(watch), name=f"watcher {watcher_id}")
         return watcher_id
 
