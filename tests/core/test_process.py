@@ -109,8 +109,9 @@ async def said(process, text: bytes) -> None:
 async def ended(process) -> tuple[int, str, str]:
     """Status, the rest of standard output, standard error."""
     async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+        # Not `communicate`, which closes standard input since Python 3.12: the order to stop.
+        out, err = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        return await process.wait(), out.decode(), err.decode()
 
 
 async def test_serves_from_the_ready_line_on_and_ends_with_standard_input(start, folder):
