@@ -428,7 +428,9 @@ class DockerBackend(Backend):
         name = _container(handle)
         with told():
             if not self._meter.knows(name):
-                self._meter.learn(name, await self._fleet.existing(name, self._box(handle)))
+                if (details := await self._fleet.find(name, self._box(handle))) is None:
+                    return None
+                self._meter.learn(name, details)
             stats = await self._engine.stats(name)
         return None if stats is None else self._meter.measure(name, stats)
 
