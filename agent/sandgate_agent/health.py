@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from sandgate_api.envd.v1.filesystem_pb2 import StatRequest
 
@@ -43,12 +44,12 @@ class Health:
             },
         )
 
-    async def _check(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    async def _check(self, service: str | None, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return self._state()
 
-    async def _watch(self, service: str, _context: object) -> AsyncIterator[bytes]:
+    async def _watch(self, service: str | None, _context: object) -> AsyncIterator[bytes]:
         if service not in self._services:
             yield _SERVICE_UNKNOWN
             await asyncio.Future()
@@ -60,6 +61,12 @@ class Health:
         return _NOT_SERVING if self._stopping.is_set() else _SERVING
 
 
-def _service(request: bytes) -> str:
-    # HealthCheckRequest is a string in field 1, as this message is.
-    return StatRequest.FromString(request).path
+def _service(request: bytes) -> str | None:
+    """The name in a HealthCheckRequest, which is a string in field 1 as StatRequest is; None for what is none.
+
+    Raising would have the library write a traceback for whoever comes along.
+    """
+    try:
+        return StatRequest.FromString(request).path
+    except DecodeError:
+        return None

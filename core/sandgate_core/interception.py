@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
 from sandgate_core import callers
 from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
 from sandgate_core.routing import Routing
 from sandgate_core.telemetry import Telemetry
-from sandgate_errors import SandgateError
+from sandgate_errors import InvalidArgument, SandgateError
 from sandgate_errors.grpc import status_of, trailers_of
 from sandgate_tracing import Tracing
 
@@ -59,9 +61,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler: Any = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        if handler is None or method.startswith(_HEALTH):
-            found: grpc.RpcMethodHandler[Any, Any] | None = handler  # None: the library answers "unimplemented"
-            return found
+        if handler is None:
+            return None  # the library answers "unimplemented"
+        if method.startswith(_HEALTH):
+            return _asked_by_anybody(handler)
         if handler.request_streaming != handler.response_streaming:
             raise TypeError(f"{method}: only unary calls and streams both ways are served here")
         if handler.request_streaming and method.startswith(_OURS):
@@ -71,8 +74,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(self._relayed(method, handler.stream_stream))
         return grpc.unary_unary_rpc_method_handler(
-            self._around(method, self._routed(method, handler.unary_unary)),
-            handler.request_deserializer,
+            # The message is read within: the library tells of one that is none in words of its own, and in the log.
+            self._around(method, self._routed(method, handler.unary_unary), read=handler.request_deserializer),
+            None,
             # What another core answered is bytes already.
             lambda answer: answer if isinstance(answer, bytes) else handler.response_serializer(answer),
         )
@@ -101,17 +105,20 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
         return counted
 
-    def _around(self, method: str, behaviour: _Behaviour, *, relayed: bool = False) -> Any:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def _around(
+        self, method: str, behaviour: _Behaviour, *, read: Callable[[bytes], Any] | None = None, relayed: bool = False
+    ) -> Any:
+        async def guarded(given: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             metadata = tuple(context.invocation_metadata() or ())
             request_id = _request_id(metadata)
             with structlog.contextvars.bound_contextvars(request_id=request_id):
                 began = time.perf_counter()
                 outcome = "CANCELLED"
-                caller = answer = None
+                caller = request = answer = None
                 try:
                     caller = self._callers.identify(metadata, relayed=relayed)
                     callers.enter(caller)
+                    request = given if read is None else _message(read, given)
                     answer = await behaviour(request, context)
                     outcome = "OK"
                     return answer
@@ -127,8 +134,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     outcome = "INTERNAL"
                     await _fail(context, method)
                 finally:
-                    # What another core passes on is noted there.
-                    if caller is not None and not caller.forwarded and method in ACTIONS:
+                    # What another core passes on is noted there; what cannot be read asks for nothing.
+                    if caller is not None and request is not None and not caller.forwarded and method in ACTIONS:
                         self._audit.note(
                             method, caller, request=request, answer=answer, outcome=outcome, request_id=request_id
                         )
@@ -153,6 +160,28 @@ def _traced(method: str, behaviour: _Behaviour, tracing: Tracing) -> Any:
             return await behaviour(request, context)
 
     return traced
+
+
+def _message(read: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return read(data)
+    except DecodeError:
+        raise InvalidArgument("the request is not a message of this method") from None
+
+
+def _asked_by_anybody(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """Health. Bytes that are no question ask for a service that is not there, or strangers could fill the log."""
+    read = handler.request_deserializer
+
+    def question(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            return health_pb2.HealthCheckRequest(service="?")
+
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(handler.unary_stream, question, handler.response_serializer)
+    return grpc.unary_unary_rpc_method_handler(handler.unary_unary, question, handler.response_serializer)
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: SandgateError) -> NoReturn:

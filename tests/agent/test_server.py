@@ -100,8 +100,9 @@ async def test_health_is_open_and_knows_the_services(agent: Agent) -> None:
     assert await check(b"") == SERVING
     name = b"sandgate_api.envd.v1.Process"
     assert await check(b"\x0a" + bytes([len(name)]) + name) == SERVING
-    async with code_of(grpc.StatusCode.NOT_FOUND):
-        await check(b"\x0a\x01x")
+    for unknown in (b"\x0a\x01x", b"\xff\xff\xff"):
+        async with code_of(grpc.StatusCode.NOT_FOUND):
+            await check(unknown)
     watch = agent.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
     assert await watch.read() == SERVING
     watch.cancel()
