@@ -13,14 +13,23 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from sandgate_core import clock, schema
 from sandgate_core.locking import DatabaseLock
+from sandgate_core.sqlite_cursors import shorten
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["KEEP_ENDED", "NOW", "forget_ended", "opened"]
+__all__ = ["KEEP_ENDED", "NOW", "forget_ended", "is_outage", "opened"]
 
 #: How long the record of an ended sandbox is kept, in microseconds: a week to ask what became of it.
 KEEP_ENDED = 7 * 24 * 3600 * clock.MICROSECONDS
@@ -101,6 +110,7 @@ def _engine(url: URL) -> AsyncEngine:
         # SQLite has one writer at a time: one connection queues writers in order, where several would take turns by
         # waiting and retrying on a locked file.
         options |= {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60, "poolclass": sa.AsyncAdaptedQueuePool}
+        options |= {"pool_reset_on_return": None}
     else:
         options |= {"pool_pre_ping": True}
     try:
@@ -112,17 +122,37 @@ def _engine(url: URL) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
         sa.event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        sa.event.listen(engine.sync_engine, "reset", _reset_sqlite)
+    else:
+        sa.event.listen(engine.sync_engine, "do_connect", _connect)
     return engine
+
+
+def _connect(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
+    # The driver lets through what its socket says, which nobody could tell from a fault of another kind.
+    try:
+        return dialect.connect(*arguments, **options)
+    except dialect.loaded_dbapi.Error:
+        raise
+    except Exception as error:
+        raise OperationalError("connect", None, error) from error
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _reset_sqlite(connection: Any, _record: object, _state: object) -> None:
+    # As the pool does it, which goes to the driver's thread to find that there is nothing to roll back.
+    if connection.driver_connection.in_transaction:
+        connection.rollback()
+
+
 def _set_up_sqlite(connection: Any, _: object) -> None:
     # The driver would begin transactions by itself, but not before a change of the schema: a migration that is cut off
     # would stay half done. So beginning is ours (_begin_sqlite).
     connection.isolation_level = None
+    shorten(connection.driver_connection)
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout = {_BUSY_TIMEOUT_MS}",
@@ -189,6 +219,13 @@ async def _forget_cores(connection: AsyncConnection) -> None:
     cores, owners = schema.cores, sa.select(schema.sandboxes.c.core)
     gone = cores.c.lease_end < clock.now() - _KEEP_CORES
     await connection.execute(cores.delete().where(gone, cores.c.id.not_in(owners)))
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error says that the database cannot be asked now: it is away, locked, full, or hands out no connection."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    return isinstance(error, PoolTimeout)
 
 
 def _cause(error: Exception) -> str:
