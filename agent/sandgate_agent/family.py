@@ -37,8 +37,10 @@ _Key = TypeVar("_Key")
 #: How long families that keep forking are hunted; and how often is looked whether what got SIGKILL is gone.
 _HUNT_SECONDS = 1.5
 _LOOK_SECONDS = 0.002
-#: How long one more look is taken though nothing was found, because processes were being born during the last.
+#: How long, and how often at least, one more look is taken though nothing was found, because processes were being born
+#: during the last.
 _UNREST_SECONDS = 0.25
+_VAIN_LOOKS = 4
 #: Of the youngest processes, so many are looked at first.
 _CHASED = 32
 
@@ -155,10 +157,14 @@ def _run(root: int, errands: Iterable[_Errand]) -> None:
 
 
 def _end(root: int, snapshot: _Snapshot, errands: list[_Errand]) -> None:
-    began = time.monotonic()
-    give_up = began + _HUNT_SECONDS
+    successful = time.monotonic()
+    give_up = successful + _HUNT_SECONDS
+    vain = 0
     while (found := _each(errands, snapshot, _freeze)) or snapshot.restless:
-        if time.monotonic() > (give_up if found else began + _UNREST_SECONDS):
+        now = time.monotonic()
+        successful, vain = (now, 0) if found else (successful, vain + 1)
+        # A busy machine may take long for one look.
+        if now > give_up or (vain >= _VAIN_LOOKS and now > successful + _UNREST_SECONDS):
             break
         _chase(errands, root)
         snapshot = _Snapshot(root)

@@ -107,12 +107,22 @@ async def test_kill_of_a_terminal_ends_its_jobs(any_agent: Agent) -> None:
         assert [pid for pid in jobs if not gone(pid)] == []
 
 
-async def test_kill_catches_what_keeps_forking(agent: Agent) -> None:
-    """X6: frozen before it is killed, nothing forks away. Each generation leaves the group and loses its parent."""
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+async def test_kill_catches_what_keeps_forking(agent: Agent, busy: bool) -> None:
+    """X6: frozen before it is killed, nothing forks away. Each generation leaves the group and loses its parent.
+
+    Also where what hunts it gets less of one CPU than it does itself.
+    """
+    cpu = min(os.sched_getaffinity(0))
+    if busy:
+        for thread in map(int, os.listdir(f"/proc/{agent.pid}/task")):
+            os.sched_setaffinity(thread, {cpu})
+            os.setpriority(os.PRIO_PROCESS, thread, 5)
     script = agent.home / "hop"
     script.write_text(f"#!/bin/sh\necho $$ >>{agent.home}/hops\nsetsid {script} &\n")
     script.chmod(0o755)
-    async with agent.running("/bin/sh", "-c", f"{script}; sleep 605", kill_tree=True) as running:
+    pin = f"taskset -p -c {cpu} $$" if busy else ":"
+    async with agent.running("/bin/sh", "-c", f"{pin}; {script}; sleep 605", kill_tree=True) as running:
         await eventually(lambda: (agent.home / "hops").exists() and len((agent.home / "hops").read_text()) > 100)
         await running.signal(KILL)
         await running.rest()
