@@ -58,7 +58,7 @@ def list_directory(path: str, depth: int, names: OwnerNames, *, cancelled: Calla
                 continue
             found.append(describe(item.path, item.name, info, names))
             if len(found) > _MOST_ENTRIES:
-                raise ResourceExhausted(f"more than {_MOST_ENTRIES} entries below path '{path}'")
+                raise ResourceExhausted(f"more than {_MOST_ENTRIES} entries below path '{path}'", should_retry=False)
             if len(levels) < depth and stat.S_ISDIR(info.st_mode):
                 levels.append(_scan_below(item.path))
                 break

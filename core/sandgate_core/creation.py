@@ -11,6 +11,8 @@ memory apart. The caller's cancellation reaches the one part that may take long,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -19,6 +21,7 @@ from sandgate_core import clock
 from sandgate_core.admission import Admitted
 from sandgate_core.agents import Agents
 from sandgate_core.bring_up import BringUp
+from sandgate_core.capacity import of_the_machines
 from sandgate_core.egress import egress_of
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
@@ -29,7 +32,7 @@ from sandgate_core.quotas import Quotas
 from sandgate_core.records import SandboxRecord, Setup
 from sandgate_core.retraction import Retraction
 from sandgate_core.states import State
-from sandgate_errors import Canceled, DeadlineExceeded, SandgateError
+from sandgate_errors import Canceled, DeadlineExceeded, SandgateError, Unavailable
 from sandgate_plugin_api import Placement, SandboxRequest
 
 __all__ = ["Creation"]
@@ -172,7 +175,11 @@ class Creation:
             await asyncio.wait({placing}, timeout=_GRACE)
             if not placing.done():
                 self._errands.post(_free_late(placing, live, admitted), "what was made too late could not be freed")
-            raise DeadlineExceeded(f"the sandbox was not ready within {patience:g} seconds", should_retry=False)
+            raise DeadlineExceeded(
+                f"the sandbox was not ready within {patience:g} seconds",
+                error_code="sandbox_placement_timeout",
+                should_retry=False,
+            )
         if attempt.abandoned:
             raise Canceled("the caller went away")
         if placing.cancelled():
@@ -183,9 +190,21 @@ class Creation:
 
     async def _place(self, attempt: _Attempt, live: Live, *, admitted: Admitted, request: SandboxRequest) -> None:
         # Noted before the agent is called: should that fail, it is this handle that must be destroyed.
-        attempt.placement = await admitted.backend.create(request, live.record.handle)
+        with of_the_machines(), _nothing_begun():
+            attempt.placement = await admitted.backend.create(request, live.record.handle)
         patience = attempt.remaining - min(_TO_TELL, _TO_TELL_PART * attempt.remaining)
         await self._bring_up.run(attempt.placement.agent, live.record, patience=patience)
+
+
+@contextmanager
+def _nothing_begun() -> Iterator[None]:
+    """A backend that is unavailable has started nothing, so a client may ask again that could not otherwise."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.should_retry is None:
+            error.should_retry = True
+        raise
 
 
 async def _free_late(placing: asyncio.Task[None], live: Live, admitted: Admitted) -> None:

@@ -21,6 +21,7 @@ import structlog
 from sandgate_core import clock
 from sandgate_core.agents import Agents
 from sandgate_core.bring_up import BringUp
+from sandgate_core.capacity import of_the_machines
 from sandgate_core.ending import Ending
 from sandgate_core.expiry import Expiry
 from sandgate_core.live import Live, LiveTable
@@ -46,6 +47,8 @@ _PATIENCE = 60.0
 #: back first.
 _HEALTH_PATIENCE = 5.0
 _AWAKE_PATIENCE = 15.0
+#: Seconds until a client may ask again for a pause of a sandbox whose agent did not answer.
+_RETRY_AFTER = 5.0
 #: Microseconds until a pause that could not be finished is tried again.
 _RETRY = 5 * clock.MICROSECONDS
 #: A client that knows it offers to start the sandbox from its files instead (rest.md 1.3).
@@ -76,7 +79,9 @@ class Pausing:
         self._check_offered(live, mode)
         answers = await self._answers(live, asked=healthy or mode is PauseMode.FULL)
         if healthy and not answers:
-            raise Unavailable("the sandbox's agent does not answer, and it was to be paused only if it does")
+            raise Unavailable(
+                "the sandbox's agent does not answer, and it was to be paused only if it does", retry_after=_RETRY_AFTER
+            )
         await self._table.move(live, State.PAUSING, note=note, pause_mode=mode)
         self._expiry.drop(live.record.id)
         with self._never_between(live):
@@ -167,7 +172,8 @@ class Pausing:
             handle = record.handle
             if give_up_memory:
                 handle = await _bounded(live, backend.pause(handle, memory=False))
-            placement = await _bounded(live, backend.resume(handle))
+            with of_the_machines():
+                placement = await _bounded(live, backend.resume(handle))
         except NotFound:
             await self._bury(live)
         if record.pause_mode is PauseMode.FILESYSTEM:

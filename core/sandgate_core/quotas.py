@@ -61,18 +61,20 @@ class Quotas:
         if rate is None:
             self._buckets.pop(team, None)
             return
-        wait = await self._store.take_token(team, rate=rate) if self._store.shared and rate else self._take(team, rate)
+        if not rate:
+            raise ResourceExhausted("the team may create no sandboxes", should_retry=False, limit=0)
+        wait = await self._store.take_token(team, rate=rate) if self._store.shared else self._take(team, rate)
         if wait is not None:
             raise ResourceExhausted(f"the team may create {rate} sandboxes a minute", retry_after=wait, limit=rate)
 
     def _take(self, team: str, rate: int) -> float | None:
-        """None, or seconds until the next create."""
+        """None, or seconds until the next create. ``rate``: at least one."""
         now = asyncio.get_running_loop().time()
         bucket = self._buckets.setdefault(team, _Bucket(tokens=rate, at=now))
         bucket.tokens = min(rate, bucket.tokens + (now - bucket.at) * rate / _MINUTE)
         bucket.at = now
         if bucket.tokens < 1:
-            return (1 - bucket.tokens) * _MINUTE / rate if rate else _MINUTE
+            return (1 - bucket.tokens) * _MINUTE / rate
         bucket.tokens -= 1
         return None
 

@@ -85,6 +85,12 @@ class Roster:
         async with self._engine.connect() as connection:
             return [Peer(**row) for row in (await connection.execute(query)).mappings()]
 
+    async def find(self, core: str) -> Peer | None:
+        query = _peers().where(_CORES.c.id == core)
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else Peer(**row)
+
     async def lives(self, core: str) -> bool:
         query = sa.select(_ALIVE).where(_CORES.c.id == core)
         async with self._engine.connect() as connection:

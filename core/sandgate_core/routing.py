@@ -1,4 +1,4 @@
-"""Which core a call belongs to: this one, or the one whose sandbox it names.
+"""Which core a call belongs to: this one, or the one whose sandbox or snapshot it names.
 
 What is in memory here is here; only what is not costs a look into the store. A call that another core has passed on is never
 passed on again: when it does not belong here any more, its caller asks anew. Which calls name a sandbox, and where, stands in
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sandgate_core.callers import Caller
+from sandgate_api.core.v1 import sandboxes_pb2
+from sandgate_core.callers import DEFAULT_OWNER, Caller
 from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.live import LiveTable
 from sandgate_core.peers import Peers
 from sandgate_core.roster import Owner, Peer
 from sandgate_core.sharing import Sharing
+from sandgate_core.templates import Templates
 from sandgate_errors import Unavailable
 from sandgate_plugin_api import Backend
 
@@ -35,10 +37,12 @@ ROUTED: Mapping[str, str] = {
     f"{_SERVICE}UpdateNetwork": "id",
     f"{_SERVICE}NoteActivity": "id",
 }
+#: Any core makes sandboxes, but from a snapshot that only one can read.
+_CREATE = f"{_SERVICE}Create"
 #: Methods that any core answers, or asks several cores for.
 ANYWHERE = frozenset(
     {
-        f"{_SERVICE}Create",
+        _CREATE,
         f"{_SERVICE}Get",
         f"{_SERVICE}List",
         f"{_SERVICE}GetMetrics",
@@ -61,9 +65,16 @@ class Routing:
     """Finds the core of a sandbox. ``sharing``: None where there is one core."""
 
     def __init__(
-        self, table: LiveTable, *, backends: Mapping[str, Backend], sharing: Sharing | None, node: str
+        self,
+        table: LiveTable,
+        *,
+        backends: Mapping[str, Backend],
+        templates: Templates,
+        sharing: Sharing | None,
+        node: str,
     ) -> None:
         self._table = table
+        self._templates = templates
         self._backends = backends
         self._sharing = sharing
         self._node = node
@@ -94,21 +105,33 @@ class Routing:
             raise self._away(sandbox_id, owner)
         return self._sharing.peers, owner.core
 
-    async def answer(
-        self, method: str, request: Any, caller: Caller, *, request_id: str, timeout: float | None
-    ) -> bytes | None:
-        """What the core of the sandbox answers that ``request`` names; None: it is for this one to answer."""
+    async def answer(self, method: str, request: Any, caller: Caller, *, request_id: str, timeout: float | None) -> Any:
+        """What the core of the sandbox answers that ``request`` names; None: it is for this one to answer.
+
+        Bytes, but for a create: what it made is for the audit.
+        """
         self.check()
-        field = ROUTED.get(method)
-        if field is None:
+        if method == _CREATE:
+            found = await self._of_snapshot(request, caller)
+        elif (field := ROUTED.get(method)) is not None:
+            found = await self.elsewhere(parse_sandbox_id(getattr(request, field)), caller)
+        else:
             return None
-        found = await self.elsewhere(parse_sandbox_id(getattr(request, field)), caller)
         if found is None:
             return None
         peers, peer = found
-        return await peers.forward(
+        answer = await peers.forward(
             peer, method, request.SerializeToString(), caller, request_id=request_id, timeout=timeout
         )
+        return sandboxes_pb2.CreateResponse.FromString(answer) if method == _CREATE else answer
+
+    async def _of_snapshot(self, request: sandboxes_pb2.CreateRequest, caller: Caller) -> tuple[Peers, Peer] | None:
+        """The core that has the snapshot to make a sandbox from. One that is away is for the create itself to tell."""
+        if self._sharing is None or caller.forwarded:
+            return None
+        core = await self._templates.kept_at(request.template_id, owner=caller.owner or DEFAULT_OWNER)
+        peer = None if core is None else await self._sharing.roster.find(core)
+        return None if peer is None or not peer.alive else (self._sharing.peers, peer)
 
     def _away(self, sandbox_id: str, owner: Owner) -> Unavailable:
         backend = self._backends.get(owner.backend)

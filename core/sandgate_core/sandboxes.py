@@ -71,6 +71,9 @@ __all__ = ["Sandboxes"]
 
 #: Seconds a stop waits for what is under way; then as long again for what it had to call off.
 _STOP_PATIENCE = 10.0
+#: Seconds until a client should ask again: a gateway that is started again, and for a sandbox that could not be ended.
+_BACK = 2.0
+_TRIED_AGAIN = 5.0
 #: Copies that one fork may ask for.
 _MOST_FORKS = 100
 
@@ -159,7 +162,9 @@ class Sandboxes:
             taken_up=self._taken_up,
         )
         self.elsewhere = Elsewhere(store)
-        self.routing = Routing(self._table, backends=backends, sharing=sharing, node=store.node)
+        self.routing = Routing(
+            self._table, backends=backends, templates=self.templates, sharing=sharing, node=store.node
+        )
         self.questions = Questions(
             table=self._table,
             store=store,
@@ -362,7 +367,7 @@ class Sandboxes:
 
     def _must_go_on(self) -> None:
         if self._stopping:
-            raise Unavailable("the gateway is stopping", should_retry=True)
+            raise Unavailable("the gateway is stopping", retry_after=_BACK, should_retry=True)
 
     async def _create_on(self, wish: Wish, backend: str | None, *, owner: str, asked_at: float) -> SandboxRecord:
         admission = self._admission if backend is None else self._admissions[backend]
@@ -432,7 +437,9 @@ class Sandboxes:
             if live.record.state.ended:
                 raise SandboxNotFound.of(live.record.id)
             if not await self._ending.end(live, final=State.KILLED, note=note):
-                raise Unavailable("the sandbox cannot be ended at the moment; the gateway keeps trying")
+                raise Unavailable(
+                    "the sandbox cannot be ended at the moment; the gateway keeps trying", retry_after=_TRIED_AGAIN
+                )
 
 
 def _leave_pause(live: Live) -> None:

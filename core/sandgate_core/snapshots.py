@@ -26,6 +26,7 @@ import structlog
 
 from sandgate_core import clock
 from sandgate_core.callers import Caller
+from sandgate_core.capacity import of_the_machines
 from sandgate_core.chores import Pause
 from sandgate_core.ending import Ending
 from sandgate_core.live import Live, LiveTable
@@ -236,7 +237,8 @@ class Snapshots:
         """The snapshot, whole and ready; or its row is for deletion."""
         try:
             backend = self._backends[live.record.backend]
-            handle = await _bounded(backend.snapshot(live.record.handle, snapshot_id=planned.content))
+            with of_the_machines():
+                handle = await _bounded(backend.snapshot(live.record.handle, snapshot_id=planned.content))
         except BaseException:
             # Failed: the backend has kept nothing; but one that did not end in time may have.
             await self._rows.give_up(planned.content)

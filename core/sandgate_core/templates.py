@@ -24,6 +24,8 @@ __all__ = ["Found", "Listed", "Templates"]
 _LONGEST_NAME = 256
 #: Seconds. Listing templates is meant to be cheap.
 _LISTING_PATIENCE = 10.0
+#: Seconds until a client should ask again for a snapshot whose core is away.
+_AWAY = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -64,7 +66,8 @@ class Templates:
     async def find(self, name: str, *, owner: str | None, patience: float) -> Found:
         """What ``name`` stands for, within ``patience`` seconds.
 
-        Raises InvalidArgument, NotFound, Unavailable, FailedPrecondition (a snapshot that cannot be reached from here).
+        Raises InvalidArgument, NotFound, Unavailable (also for a snapshot that cannot be reached from here),
+        FailedPrecondition (its backend is not configured).
         """
         if not name:
             raise InvalidArgument("a template must be named")
@@ -97,6 +100,16 @@ class Templates:
             return None
         # Several teams may have the name: which of them is meant must not be left to chance.
         return await self._snapshots.find(name, None if owner is None else parsed, owner=owner)
+
+    async def kept_at(self, name: str, *, owner: str | None) -> str | None:
+        """The node id of the core that alone reaches the snapshot ``name``; None: this one does, or it is no snapshot."""
+        if not name or len(name) > _LONGEST_NAME:
+            return None
+        snapshot = await self.snapshot(name, owner=owner)
+        if snapshot is None or self._snapshots.reaches(snapshot):
+            return None
+        listed, _ = await self._listed(name)
+        return snapshot.core if listed is None else None
 
     async def names_of(self, name: str, *, owner: str | None) -> frozenset[str]:
         """The template ids that ``name``, an id or a name, may stand for in a list of sandboxes."""
@@ -165,7 +178,12 @@ class Templates:
                 f"the backend of snapshot '{snapshot.id}', '{snapshot.backend}', is not configured"
             )
         if not self._snapshots.reaches(snapshot):
-            raise FailedPrecondition(f"snapshot '{snapshot.id}' is kept on another machine")
+            # Calls for it go to that core where it lives (routing.py).
+            raise Unavailable(
+                f"snapshot '{snapshot.id}' is kept on the machine of core {snapshot.core}, which is away",
+                retry_after=_AWAY,
+                should_retry=True,
+            )
         setup = snapshot.setup
         template = Template(
             id=setup.template,

@@ -98,6 +98,10 @@ TABLE: dict[type[SandgateError], Meaning] = {
 }
 
 
+#: What another time may succeed, as statuses that say so, and seconds until then where nobody knows better.
+_NOT_NOW = (Canceled, Conflict, ResourceExhausted, Unavailable)
+_NOT_NOW_STATUSES = frozenset({409, 429, 503})
+_RETRY_AFTER = 2.0
 _HTTP_MESSAGES = {
     404: "there is no such route",
     405: "the method is not allowed on this route",
@@ -123,7 +127,7 @@ def rest_error(error: SandgateError) -> web.Response:
     body: dict[str, object] = {"code": status, "message": error.message or HTTPStatus(status).phrase}
     if error.error_code is not None:
         body["error_code"] = error.error_code
-    return _json(body, status=status, headers=_retry_headers(error))
+    return _json(body, status=status, headers=_retry_headers(error, status))
 
 
 def files_error(error: SandgateError) -> web.Response:
@@ -134,7 +138,7 @@ def files_error(error: SandgateError) -> web.Response:
         return port_closed(error.sandbox_id, error.port)
     status = meaning_of(error).plain
     body = {"code": status, "message": error.message or HTTPStatus(status).phrase}
-    return _json(body, status=status, headers=_retry_headers(error))
+    return _json(body, status=status, headers=_retry_headers(error, status))
 
 
 def connect_error(error: SandgateError) -> web.Response:
@@ -142,7 +146,7 @@ def connect_error(error: SandgateError) -> web.Response:
     code = meaning_of(error).connect
     # No charset: connect clients compare the content type of errors, too.
     body = _dump(_connect_body(error))
-    headers = {"Content-Type": "application/json", **_retry_headers(error)}
+    headers = {"Content-Type": "application/json", **_retry_headers(error, code.http_status)}
     return web.Response(status=code.http_status, body=body, headers=headers)
 
 
@@ -204,12 +208,18 @@ def _connect_body(error: SandgateError) -> dict[str, str]:
     return {"code": meaning_of(error).connect.value, "message": error.message}
 
 
-def _retry_headers(error: SandgateError) -> dict[str, str]:
+def _retry_headers(error: SandgateError, status: int) -> dict[str, str]:
+    """Whether to ask again, and when. What is "not now" always says when (errors.md 2.1), unless asking again is no use."""
     headers: dict[str, str] = {}
     if error.should_retry is not None:
         headers["Should-Retry"] = "true" if error.should_retry else "false"
-    if error.retry_after is not None and math.isfinite(error.retry_after):
-        headers["Retry-After"] = str(max(0, math.ceil(error.retry_after)))
+    wait = error.retry_after
+    # A full disk is 429 to Connect, which has no other code for it, and gets no emptier by waiting.
+    not_now = isinstance(error, _NOT_NOW) and not isinstance(error, NoSpace) and status in _NOT_NOW_STATUSES
+    if wait is None and not_now and error.should_retry is not False:
+        wait = _RETRY_AFTER
+    if wait is not None and math.isfinite(wait):
+        headers["Retry-After"] = str(max(0, math.ceil(wait)))
     if isinstance(error, ResourceExhausted) and error.limit is not None:
         # C57. It was reached, so nothing of it remains.
         headers |= {"RateLimit-Limit": str(error.limit), "RateLimit-Remaining": "0"}

@@ -23,7 +23,6 @@ from sandgate_errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
-    ResourceExhausted,
     SandboxNotFound,
     Unauthenticated,
     Unavailable,
@@ -147,7 +146,7 @@ class TestCreate:
             made = await core.owner.create(network=rules)
             assert not made.HasField("network")
 
-    @pytest.mark.parametrize("error", [ResourceExhausted("no room"), Unavailable("busy"), Internal("no shell")])
+    @pytest.mark.parametrize("error", [InvalidArgument("no such image"), Unavailable("busy"), Internal("no shell")])
     async def test_backend_error_reaches_the_caller_and_leaves_nothing(self, core, backend, world, deployment, error):
         async def refuse(_):
             raise error

@@ -314,6 +314,48 @@ class TestBetweenCores:
         assert await first.owner.ids() == [made.id]
 
 
+class TestSnapshotThatOneCoreKeeps:
+    """Of a backend that is bound to its host: only the core there can make a sandbox from it."""
+
+    @pytest.fixture
+    def hosts(self, hosts, make_backend):
+        class CopyingBackend(make_backend):
+            capabilities = make_backend.capabilities | {Capability.SNAPSHOT}
+
+            async def snapshot(self, handle, *, snapshot_id):
+                return {"snapshot_id": snapshot_id}
+
+            async def delete_snapshot(self, snapshot):
+                pass
+
+        for host in hosts:
+            host.backend = CopyingBackend(host.world)
+        return hosts
+
+    async def test_is_started_from_by_any(self, hosts, pair):
+        first, second = pair
+        box = await first.owner.create()
+        kept = (await first.owner.call("CreateSnapshot", id=box.id, name="kept")).snapshot
+        for number, name in enumerate((kept.id, "kept", "default/kept:default")):
+            made = await second.owner.create(template_id=name, idempotency_key=f"k-{number}")
+            assert made.template_id == kept.id
+            assert await owner_of(hosts[0], made.id) == node_of(hosts[0])
+            assert (await second.owner.create(template_id=name, idempotency_key=f"k-{number}")).id == made.id
+        assert {request.snapshot["snapshot_id"] for request in hosts[0].backend.requests[1:]} == {kept.id}
+        assert hosts[1].backend.requests == []
+        entry = (await second.internal.call("ListAudit", action="sandbox.create")).entries[0]
+        assert entry.subject == made.id
+
+    async def test_says_whose_it_is_while_that_core_is_away(self, hosts):
+        async with hosts[1].core() as second:
+            async with hosts[0].core() as first:
+                box = await first.owner.create()
+                await first.owner.call("CreateSnapshot", id=box.id, name="kept")
+            with pytest.raises(Unavailable, match=node_of(hosts[0])) as refusal:
+                await second.owner.create(template_id="kept")
+            assert (refusal.value.should_retry, refusal.value.retry_after) == (True, 10)
+
+
 class TestOnce:
     async def test_idempotency_key_makes_one_sandbox_whoever_is_asked(self, hosts, pair):
         calls = [pair[number % 2].owner.create(idempotency_key="k-1") for number in range(12)]

@@ -11,15 +11,26 @@ from sandgate_edge import responses
 from sandgate_edge.connect import Code
 from sandgate_edge.routing import PortClosed, SandboxGone
 from sandgate_errors import (
+    AlreadyExists,
+    Canceled,
+    CapabilityMissing,
     Conflict,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NoSpace,
     NotFound,
+    PermissionDenied,
+    RequestMismatch,
     ResourceExhausted,
     SandboxNotFound,
+    SandboxUnreachable,
     SandgateError,
+    Unauthenticated,
     Unavailable,
+    Unimplemented,
     all_errors,
 )
 
@@ -86,10 +97,53 @@ def test_success_frame_has_no_error_member():
     assert responses.end_frame(None) == b"\x02\x00\x00\x00\x02{}"
 
 
-def test_retry_advice_is_whole_seconds_and_only_there_when_given():
-    plain = responses.rest_error(Unavailable("m"))
-    assert "Retry-After" not in plain.headers
-    assert "Should-Retry" not in plain.headers
+#: Of each class, seconds after which a client may ask again that is told nothing else; None: it is not "not now".
+LATER = {
+    InvalidArgument: None,
+    CapabilityMissing: None,
+    RequestMismatch: None,
+    Unauthenticated: None,
+    PermissionDenied: None,
+    NotFound: None,
+    SandboxNotFound: None,
+    AlreadyExists: None,
+    FailedPrecondition: None,
+    Conflict: "2",
+    ResourceExhausted: "2",
+    NoSpace: None,
+    Canceled: "2",
+    DeadlineExceeded: None,
+    Unavailable: "2",
+    SandboxUnreachable: "2",
+    Unimplemented: None,
+    DataLoss: None,
+    Internal: None,
+    SandgateError: None,
+}
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_what_is_not_now_says_when_on_every_plane_and_nothing_else_does(cls):
+    """errors.md 2.1: rate limits and overload; rest.md 1.4: whether a client may repeat is said only by who knows."""
+    error = cls("m")
+    for response in (responses.rest_error(error), responses.files_error(error), responses.connect_error(error)):
+        # 502 is of one sandbox, and 499 and 507 are not for a time.
+        assert response.headers.get("Retry-After") == (LATER[cls] if response.status in {409, 429, 503} else None)
+        assert "Should-Retry" not in response.headers
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+@pytest.mark.parametrize("should_retry", [True, False])
+def test_advice_of_who_knows_is_passed_on(cls, should_retry):
+    error = cls("m", retry_after=7, should_retry=should_retry)
+    for response in (responses.rest_error(error), responses.files_error(error), responses.connect_error(error)):
+        assert response.headers["Retry-After"] == "7"
+        assert response.headers["Should-Retry"] == ("true" if should_retry else "false")
+    useless = responses.rest_error(cls("m", should_retry=False))
+    assert "Retry-After" not in useless.headers
+
+
+def test_retry_advice_is_whole_seconds():
     told = responses.rest_error(Unavailable("m", retry_after=1.2, should_retry=False, error_code="slug"))
     assert (told.headers["Retry-After"], told.headers["Should-Retry"]) == ("2", "false")
     assert body_of(told) == {"code": 503, "message": "m", "error_code": "slug"}

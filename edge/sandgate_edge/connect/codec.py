@@ -114,7 +114,7 @@ def _output(event: process_pb2.ProcessEvent) -> bytes | None:
 
 def _document(data: bytes) -> dict[str, Any]:
     if data.count(b",") + data.count(b"[") + data.count(b"{") > _MAX_JSON_ELEMENTS:
-        raise ResourceExhausted(f"the message has more than {_MAX_JSON_ELEMENTS} JSON elements")
+        raise ResourceExhausted(f"the message has more than {_MAX_JSON_ELEMENTS} JSON elements", should_retry=False)
     try:
         document = json.loads(data.decode(), parse_constant=_refuse_constant)
         if _HALF_CHARACTER.search(data) is not None:

@@ -19,7 +19,9 @@ def gunzip(data: bytes, *, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise InvalidArgument("the message is not valid gzip") from error
     if len(content) > max_bytes:
-        raise ResourceExhausted(f"message is larger than the limit of {max_bytes} bytes after decompression")
+        raise ResourceExhausted(
+            f"message is larger than the limit of {max_bytes} bytes after decompression", should_retry=False
+        )
     if not inflate.eof or inflate.unused_data:
         raise InvalidArgument("the message is not valid gzip")
     return content

@@ -73,4 +73,6 @@ class EnvelopeReader:
         if flags & COMPRESSED and not self._gzip:
             raise InvalidArgument("a compressed envelope, but no Connect-Content-Encoding was announced")
         if length > self._max_bytes:
-            raise ResourceExhausted(f"message of {length} bytes is larger than the limit of {self._max_bytes}")
+            raise ResourceExhausted(
+                f"message of {length} bytes is larger than the limit of {self._max_bytes}", should_retry=False
+            )

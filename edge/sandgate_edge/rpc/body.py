@@ -22,13 +22,15 @@ async def whole_body(request: web.Request) -> bytes:
     encoding = _encoding(request, "Content-Encoding")
     limit = request.app[SETTINGS].request_limit
     if request.content_length is not None and request.content_length > limit:
-        raise ResourceExhausted(f"message of {request.content_length} bytes is larger than the limit of {limit}")
+        raise ResourceExhausted(
+            f"message of {request.content_length} bytes is larger than the limit of {limit}", should_retry=False
+        )
     parts: list[bytes] = []
     size = 0
     async for chunk in _chunks(request):
         size += len(chunk)
         if size > limit:
-            raise ResourceExhausted(f"message is larger than the limit of {limit} bytes")
+            raise ResourceExhausted(f"message is larger than the limit of {limit} bytes", should_retry=False)
         parts.append(chunk)
     body = b"".join(parts)
     # In a thread: a small body can take long, and inflating lets the others run.

@@ -69,12 +69,14 @@ class PostgresServer:
                 _await_ready(found, folder, process)
                 yield cls(folder, process)
             finally:
-                # "Immediate": the folder goes away with it.
-                process.send_signal(signal.SIGQUIT)
-                process.wait(timeout=_PATIENCE)
+                _end(process)
             _check_sound(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """The server is gone before its time."""
+        _end(self._process)
 
     async def new_database(self) -> str:
         """The URL of an empty database."""
@@ -102,6 +104,12 @@ class PostgresServer:
             await connection.execute(statement)
         finally:
             await connection.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # "Immediate": the folder goes away with it.
+    process.send_signal(signal.SIGQUIT)
+    process.wait(timeout=_PATIENCE)
 
 
 def _check_sound(folder: Path) -> None:
