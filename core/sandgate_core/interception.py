@@ -20,9 +20,10 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from sandgate_core import callers
 from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
+from sandgate_core.database import is_outage
 from sandgate_core.routing import Routing
 from sandgate_core.telemetry import Telemetry
-from sandgate_errors import InvalidArgument, SandgateError
+from sandgate_errors import InvalidArgument, SandgateError, Unavailable
 from sandgate_errors.grpc import status_of, trailers_of
 from sandgate_tracing import Tracing
 
@@ -35,6 +36,8 @@ _OURS = "/sandgate_api.core.v1."
 _LONGEST_MESSAGE = 500
 _LONGEST_REQUEST_ID = 128
 _LONGEST_SPAN_NAME = 64
+#: Seconds until a client should ask again that met a database which cannot be asked: a server that is started again is back.
+_OUTAGE = 5.0
 #: Calls that wait for something to happen: how long they take says nothing.
 _HELD = frozenset({f"{_OURS}EdgeService/Report", f"{_OURS}SandboxService/LocateStream"})
 _log = structlog.get_logger(__name__)
@@ -130,7 +133,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
                 except SandgateError as error:
                     outcome = status_of(error).name
                     await _refuse(context, error)
-                except Exception:
+                except Exception as error:
+                    if is_outage(error):
+                        outcome = grpc.StatusCode.UNAVAILABLE.name
+                        _log.error("the database cannot be asked", method=method, reason=type(error).__name__)
+                        await _refuse(context, _outage())
                     outcome = "INTERNAL"
                     await _fail(context, method)
                 finally:
@@ -186,6 +193,11 @@ def _asked_by_anybody(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: SandgateError) -> NoReturn:
     await context.abort(status_of(error), _bounded(error.message), trailers_of(error))
+
+
+def _outage() -> Unavailable:
+    """Whether to ask again is not said: a write may have come through whose answer was lost."""
+    return Unavailable("the gateway's database does not answer", retry_after=_OUTAGE)
 
 
 async def _fail(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
