@@ -7,11 +7,13 @@ K5, K7) need images: ``test_cold_start.py``. The SDK's own view: ``test_client.p
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import socket
 import threading
 import time
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -398,6 +400,23 @@ def _(side: Side) -> Any:
     path = f"/sandboxes/{side.create()['sandboxID']}"
     bodies = (("connect", {"timeout": 60}), ("pause", {}), ("resume", {"timeout": 60}))
     return [side.gateway.rest("POST", f"{path}/{name}", body).status for name, body in bodies]
+
+
+@rule(19, "signed-urls-open-nothing", rock=[401, 401, 401], plain=[200, 200, 401])
+def _(side: Side) -> Any:
+    """The SDK signs with the token that it was given, here the key, which the gateway does not keep."""
+    made = side.create()
+    own, wrong = made["envdAccessToken"], "e2b_" + "0" * 40
+    return [_signed(side, made, *use) for use in (("read", own), ("write", own), ("read", wrong))]
+
+
+def _signed(side: Side, made: dict[str, Any], operation: str, token: str) -> int:
+    digest = hashlib.sha256(f".bashrc:{operation}:user:{token}".encode()).digest()
+    signature = "v1_" + base64.b64encode(digest).decode().rstrip("=")
+    query = "?" + urlencode({"path": ".bashrc", "username": "user", "signature": signature})
+    if operation == "write":
+        return side.upload(made, "x", query=query, X_Access_Token=None).status
+    return side.agent(made, "GET", f"/files{query}", X_Access_Token=None).status
 
 
 # Commands
