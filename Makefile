@@ -37,8 +37,9 @@ AGAIN = $(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none
 PYTEST = $(BIN)/pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup
 # Users' ways through a gateway once more on containers; what failed there is remembered apart. Skipped without an engine.
 ON_DOCKER := --backend docker -o cache_dir=.pytest_cache/docker \
-	$(addprefix tests/journeys/test_,$(addsuffix .py,journey commands files pausing endurance lost_sandbox access secrets)) \
-	tests/client/native/test_sandbox.py
+	$(addprefix tests/journeys/test_,$(addsuffix .py,journey commands files pausing endurance lost_sandbox access secrets ports)) \
+	$(addprefix tests/client/native/test_,$(addsuffix .py,sandbox pausing reattach)) \
+	$(addprefix tests/client/test_,$(addsuffix .py,compatibility exec logs))
 # And on an OpenSandbox server: every official SDK, and what is different where the core holds the ways to agents.
 ON_OPENSANDBOX := --backend opensandbox -o cache_dir=.pytest_cache/opensandbox \
 	$(addprefix tests/journeys/test_,$(addsuffix .py,journey endurance lost_sandbox pausing))
