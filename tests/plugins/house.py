@@ -10,6 +10,7 @@ from sandgate_errors import FailedPrecondition, InvalidArgument, NotFound, Permi
 from sandgate_plugin_api import Egress, hookimpl
 
 notes = None
+deployment = None
 
 
 @hookimpl
@@ -19,12 +20,13 @@ def sandgate_defaults():
 
 @hookimpl
 async def sandgate_configure(context):
-    global notes  # noqa: PLW0603 - a module is what an entry point names
+    global notes, deployment  # noqa: PLW0603 - a module is what an entry point names
     if unknown := context.settings.keys() - {"greeting"}:
         raise FailedPrecondition(f"house has no setting '{min(unknown)}'")
     if context.process == "core":
         assert set(context.deployment.backends) == {"process"}
         notes = context.state_dir / "notes"
+        deployment = context.deployment
 
 
 def note(**what):
@@ -44,6 +46,9 @@ async def sandgate_create_request(request):
         return dataclasses.replace(request, owner="somebody else")
     if request.template == "elsewhere":
         return dataclasses.replace(request, template="base", backends=("nowhere",))
+    if request.template.startswith("first of "):
+        listed = await deployment.ready_templates(request.template.removeprefix("first of "))
+        request = dataclasses.replace(request, template=listed[0].id)
     minutes = -(-request.timeout // 60)
     return dataclasses.replace(
         request,

@@ -70,6 +70,13 @@ def test_create_is_amended_refused_and_described(house: Gateway) -> None:
     assert (wrapped.status, wrapped.json()["message"]) == (400, "timeout must be an integer")
 
 
+def test_policy_may_ask_which_templates_a_backend_lists(house: Gateway) -> None:
+    made = house.rest("POST", "/v2/sandboxes", {"templateID": "first of process"})
+    assert (made.status, made.json()["templateID"]) == (201, "base")
+    refused = house.rest("POST", "/v2/sandboxes", {"templateID": "first of nowhere"})
+    assert (refused.status, refused.json()["message"]) == (404, "there is no backend 'nowhere'")
+
+
 def test_key_is_checked_before_a_plugin_refuses(house: Gateway) -> None:
     wrong = {"X-API-Key": "e2b_" + "0" * 40}
     assert house.rest("POST", "/sandboxes/iabc/pause", {}, headers=wrong).status == 401
