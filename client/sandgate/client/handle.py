@@ -45,6 +45,11 @@ class Handle:
         return self._transcript.stderr_bytes
 
     @property
+    def pty_bytes(self) -> bytes:
+        """What a terminal has written, as ``stdout_bytes``; its process has no other output."""
+        return self._transcript.pty_bytes
+
+    @property
     def truncated(self) -> bool:
         """Whether earlier output was left out for ``max_output_bytes``."""
         return self._transcript.truncated

@@ -354,6 +354,7 @@ async def test_a_terminal_is_used(sandbox):
     await done(terminal.send_stdin("stty size; read line; exit $line\n"))
     while b"33 111" not in shown:
         shown += (await done(terminal.read())).pty
+    assert b"33 111" in terminal.pty_bytes
     second = await done(sandbox.pty.connect(terminal.pid))
     await done(sandbox.pty.send_stdin(second.pid, b"6\n"))
     for handle in (terminal, second):
