@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sandgate_errors import ResourceExhausted, Unavailable
+from sandgate_errors import NoSpace, ResourceExhausted, Unavailable
 
 __all__ = ["of_the_machines"]
 
@@ -23,6 +23,8 @@ def of_the_machines() -> Iterator[None]:
     """Around a backend's work that needs room; nothing of it is left where there is none, so it may be asked for again."""
     try:
         yield
+    except NoSpace:
+        raise  # a full disk has a status of its own, and does not get emptier by waiting
     except ResourceExhausted as error:
         raise Unavailable(
             error.message,
