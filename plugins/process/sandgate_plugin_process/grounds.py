@@ -167,7 +167,8 @@ def _make(hierarchy: Hierarchy, name: str, limits: Limits) -> None:
     box.mkdir(exist_ok=True)
     for below in folders(hierarchy.version, hierarchy.controllers):
         (box / below).mkdir()
-    for file, value in settings(hierarchy.version, hierarchy.controllers, limits):
+    behind = not hierarchy.is_everybodys
+    for file, value in settings(hierarchy.version, hierarchy.controllers, limits, behind_gateway=behind):
         try:
             _write(box / file.removeprefix("?"), value)
         except FileNotFoundError:

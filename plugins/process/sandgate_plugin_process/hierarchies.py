@@ -40,6 +40,14 @@ class Hierarchy:
         """The group in which the groups of boxes are made."""
         return self.own.parent if _is_leaf(self) else self.own
 
+    @property
+    def is_everybodys(self) -> bool:
+        """Whether groups made here stand beside all that the machine does, and not beside the gateway alone."""
+        if self.version == 2:
+            # The root of all has no weight among others.
+            return not (self.place / "cpu.weight").exists()
+        return (self.place / "release_agent").exists()
+
 
 def hierarchies() -> list[Hierarchy]:
     """All that are mounted where this process can see its own group."""

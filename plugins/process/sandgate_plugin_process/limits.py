@@ -8,6 +8,9 @@ A box has groups in every hierarchy that limits something (cgroups(7), the kerne
     <box>/user/commands     with a quarter of the weight of
     <box>/user/terminals    when both want the CPU
 
+Each has a tenth of the weight of the gateway, which starts, ends and asks all of them and needs little itself: deadlines are
+kept and calls answered however many boxes want the CPU. Not where boxes would come behind the machine's other programs too.
+
 A version 1 hierarchy without the CPU has no need of the last two, nor of ``agent``: processes may stay in ``<box>`` itself.
 """
 
@@ -31,6 +34,7 @@ _AGENTS_MEMORY = 128 * _MIB
 _AGENTS_PIDS = 256
 _PERIOD_MICROSECONDS = 100_000
 #: Weights of version 2; 100 there is 1024 in version 1.
+_BEHIND_GATEWAY = 10
 _WEIGHTS = {"agent": 200, "user": 50, "user/commands": 50, "user/terminals": 200}
 _SHARES_PER_WEIGHT = 1024 / 100
 
@@ -64,8 +68,15 @@ def folders(version: int, controllers: frozenset[str]) -> tuple[str, ...]:
     return ("user",) if controllers & LIMITING else ()
 
 
-def settings(version: int, controllers: frozenset[str], limits: Limits) -> Iterator[tuple[str, str]]:
-    """(file below the box's group, what is written to it), in order. A file that begins with ``?`` may be missing."""
+def settings(
+    version: int, controllers: frozenset[str], limits: Limits, *, behind_gateway: bool = False
+) -> Iterator[tuple[str, str]]:
+    """(file below the box's group, what is written to it), in order. A file that begins with ``?`` may be missing.
+
+    ``behind_gateway``: the box's group stands beside the gateway and other boxes alone.
+    """
+    if behind_gateway and "cpu" in controllers:
+        yield _weight(version, "", _BEHIND_GATEWAY)
     if version == 2:
         yield from _version_2(controllers, limits)
     else:
@@ -88,7 +99,7 @@ def _version_2(controllers: frozenset[str], limits: Limits) -> Iterator[tuple[st
         if limits.cpus is not None:
             yield "cpu.max", f"{limits.cpus * _PERIOD_MICROSECONDS} {_PERIOD_MICROSECONDS}"
         for name, weight in _WEIGHTS.items():
-            yield f"{name}/cpu.weight", str(weight)
+            yield _weight(2, f"{name}/", weight)
 
 
 def _version_1(controllers: frozenset[str], limits: Limits) -> Iterator[tuple[str, str]]:
@@ -105,7 +116,13 @@ def _version_1(controllers: frozenset[str], limits: Limits) -> Iterator[tuple[st
             yield "cpu.cfs_period_us", str(_PERIOD_MICROSECONDS)
             yield "cpu.cfs_quota_us", str(limits.cpus * _PERIOD_MICROSECONDS)
         for name, weight in _WEIGHTS.items():
-            yield f"{name}/cpu.shares", str(round(weight * _SHARES_PER_WEIGHT))
+            yield _weight(1, f"{name}/", weight)
+
+
+def _weight(version: int, folder: str, weight: int) -> tuple[str, str]:
+    if version == 2:
+        return f"{folder}cpu.weight", str(weight)
+    return f"{folder}cpu.shares", str(round(weight * _SHARES_PER_WEIGHT))
 
 
 def leaf(version: int, controllers: frozenset[str], wanted: str) -> Path:

@@ -14,7 +14,9 @@ from sandgate_errors import FailedPrecondition, InvalidArgument
 from sandgate_plugin_api import Capability
 from sandgate_plugin_process.backend import ProcessBackend
 from sandgate_plugin_process.boxes import Record, Shelf
+from sandgate_plugin_process.freezing import remove_group
 from sandgate_plugin_process.grounds import Ground
+from sandgate_plugin_process.hierarchies import enable
 from sandgate_plugin_process.limits import LIMITING, Limits, settings
 
 MIB = 2**20
@@ -405,6 +407,34 @@ def test_files_of_each_version(version, controllers, files):
     """P7: a user's part of 256 MiB is 224, as an eighth is less than 128 MiB."""
     limits = Limits(pids=4096, memory=256 * MIB, machine_memory=2**34, cpus=2)
     assert list(settings(version, controllers, limits)) == files
+
+
+@pytest.mark.parametrize(("version", "file"), [(1, ("cpu.shares", "102")), (2, ("cpu.weight", "10"))])
+def test_sandbox_comes_behind_the_gateway_where_it_stands_beside_it_alone(version, file):
+    limits = Limits(pids=4096, memory=None, machine_memory=2**34, cpus=None)
+    alone = list(settings(version, frozenset({"cpu"}), limits, behind_gateway=True))
+    assert alone[0] == file
+    assert alone[1:] == list(settings(version, frozenset({"cpu"}), limits))
+    assert file not in settings(version, frozenset({"memory"}), limits, behind_gateway=True)
+
+
+def test_gateway_in_a_group_of_its_own_comes_before_its_sandboxes(ground, all_limits):
+    limits = Limits(pids=64, memory=None, machine_memory=2**34, cpus=None)
+    (usual,) = (found for found in ground.hierarchies if "cpu" in found.controllers)
+    name = f"sandgate-{os.getpid():x}{'0' * 8}"
+    own = replace(usual, own=usual.place / f"{name}-gateway")
+    file = "cpu.weight" if usual.version == 2 else "cpu.shares"
+    own.own.mkdir()
+    try:
+        if usual.version == 2:
+            enable(own.own, frozenset({"cpu"}))
+        for hierarchy, share in ((own, 0.1), (usual, 1 if usual.is_everybodys else 0.1)):
+            Ground((replace(hierarchy, controllers=frozenset({"cpu"})),)).make(name, limits)
+            weight = int((hierarchy.place / name / file).read_text())
+            assert weight == int(share * (100 if usual.version == 2 else 1024))
+    finally:
+        for place in (usual.place / name, own.own):
+            remove_group(place)
 
 
 def test_large_machine_keeps_128_mib_for_the_agent():
