@@ -42,7 +42,7 @@ ON_DOCKER := --backend docker -o cache_dir=.pytest_cache/docker \
 	$(addprefix tests/client/test_,$(addsuffix .py,compatibility exec logs))
 # And on an OpenSandbox server: every official SDK, and what is different where the core holds the ways to agents.
 ON_OPENSANDBOX := --backend opensandbox -o cache_dir=.pytest_cache/opensandbox \
-	$(addprefix tests/journeys/test_,$(addsuffix .py,journey endurance lost_sandbox pausing))
+	$(addprefix tests/journeys/test_,$(addsuffix .py,journey endurance lost_sandbox pausing two_gateways))
 
 .PHONY: install demo test again lint bench released clean
 

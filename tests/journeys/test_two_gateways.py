@@ -1,13 +1,15 @@
 """Two gateways on one PostgreSQL, used through the SDK: any answers for all, and what becomes of a core that dies or stands still.
 
 Both run on this machine, as they would on two: what one core has on its host (backend ``process``) the other reaches by its
-relay only. The backend ``roaming`` is the process backend on a folder that both see; its sandboxes are bound to no host.
+relay only. The backend ``roaming`` is the process backend on a folder that both see; its sandboxes are bound to no host. With
+``--backend opensandbox`` the gateways have one OpenSandbox server between them, as replicas on a cluster have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import secrets
 import shutil
@@ -16,14 +18,17 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 from e2b import Sandbox
 
+from sandgate_testing.containers import Containers
 from sandgate_testing.gateway import Answer, Gateway, wait_until
 from sandgate_testing.leftovers import processes_of
+from sandgate_testing.opensandbox import OnServer, OpenSandboxServer
 from sandgate_testing.postgres import PostgresServer
 from sandgate_testing.requirements import need
 
@@ -49,6 +54,16 @@ class Roaming(ProcessBackend):
 @hookimpl
 def sandgate_register_backends(registrar): registrar.add(Roaming)
 """
+
+
+@pytest.fixture(autouse=True)
+def backend_of_the_test(request: pytest.FixtureRequest) -> None:
+    """Before anything is started for it."""
+    backend = request.config.getoption("--backend") or "process"
+    if "pair" in request.fixturenames and backend != "process":
+        pytest.skip("its sandboxes are the process backend's")
+    if "replicas" in request.fixturenames and backend != "opensandbox":
+        pytest.skip("for gateways on an OpenSandbox server: --backend opensandbox")
 
 
 @pytest.fixture
@@ -81,8 +96,6 @@ def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Gateway, Gateway]:
     """Two gateways that serve, with one key, seed and database."""
-    if isolation == "container":
-        pytest.skip("its sandboxes are the process backend's")
     (tmp_path / "roaming_plugin.py").write_text(PLUGIN)
     info = tmp_path / "roaming-1.dist-info"
     info.mkdir()
@@ -100,6 +113,25 @@ def pair(
     second.api_key = first.api_key
     second.start()
     return first, second
+
+
+@pytest.fixture
+def replicas(database: str, containers: Containers | None) -> Iterator[tuple[Gateway, Gateway, OpenSandboxServer]]:
+    """Two gateways of one name on one server; nothing else is shared but key, seed and database."""
+    assert isinstance(containers, OnServer)
+    both = replace(containers, settings=('gateway = "replicas"',))
+    options, seed = ("--database", database, "--core-lease", str(LEASE)), secrets.token_hex(32)
+    first, second = (
+        Gateway(isolation="container", containers=both, on_exit="keep", options=options, seed=seed) for _ in range(2)
+    )
+    try:
+        first.start()
+        second.api_key = first.api_key
+        second.start()
+        yield first, second, containers.server
+    finally:
+        for gateway in (first, second):
+            gateway.discard()
 
 
 @pytest.fixture
@@ -279,3 +311,70 @@ def test_gateway_with_another_seed_is_refused(
     with pytest.raises(Exception, match="same SANDGATE_SEED"):
         third.start()
     finish(pair)
+
+
+def names_on(server: OpenSandboxServer) -> set[str]:
+    """The sandboxes of these gateways that the server has."""
+    found = (each["metadata"] for each in server.sandboxes())
+    return {about["sandgate-sandbox"] for about in found if about["sandgate-gateway"] == "replicas"}
+
+
+def test_sandboxes_on_a_cluster_outlive_their_gateway(
+    replicas: tuple[Gateway, Gateway, OpenSandboxServer], history: Callable[[str], list[str]]
+) -> None:
+    """The whole first machine is gone: what it had on the cluster goes on with the second one, and nothing happens twice."""
+    first, second, server = replicas
+    running = Sandbox.create(timeout=300, **first.sdk_options)
+    running.files.write("f", "kept")
+    command = running.commands.run("sleep 600", background=True)
+    paused = Sandbox.create(timeout=300, **first.sdk_options)
+    paused.files.write("f", "asleep")
+    paused.pause()
+    keyed = {"X-API-Key": first.api_key, "Idempotency-Key": "made-once"}
+    body = {"templateID": "base", "timeout": 300}
+    once = first.rest("POST", "/v2/sandboxes", body, headers=keyed).json()["sandboxID"]
+    short = first.create_sandbox(timeout=LEASE + 2)["sandboxID"]
+    crash(first)
+    # Taken over: processes, files, pauses, deadlines, and what a key stands for.
+    path = f"/sandboxes/{running.sandbox_id}/timeout"
+    assert answered(lambda: second.rest("POST", path, {"timeout": 250})).status == 204
+    again = Sandbox.connect(running.sandbox_id, **second.sdk_options)
+    assert again.files.read("f") == "kept"
+    assert [process.pid for process in again.commands.list()] == [command.pid]
+    assert second.rest("GET", f"/sandboxes/{paused.sandbox_id}").json()["state"] == "paused"
+    assert Sandbox.connect(paused.sandbox_id, **second.sdk_options).files.read("f") == "asleep"
+    repeated = second.rest("POST", "/v2/sandboxes", body, headers=keyed)
+    assert (repeated.status, repeated.json()["sandboxID"]) == (201, once)
+    wait_until(lambda: history(short)[-1] == "killed")
+    assert history(short) == ["creating", "running", "killing", "killed"]
+    kept = {running.sandbox_id, paused.sandbox_id, once}
+    wait_until(lambda: names_on(server) == kept)
+    # Back again, it takes nothing for lost or its own, and serves them by way of the other.
+    first.start()
+    assert {item["sandboxID"] for item in first.rest("GET", "/v2/sandboxes").json()} == kept
+    assert Sandbox.connect(running.sandbox_id, **first.sdk_options).commands.run("cat f").stdout == "kept"
+    assert names_on(server) == kept
+    assert again.kill()
+    assert history(running.sandbox_id)[:2] == ["creating", "running"]
+    assert history(running.sandbox_id).count("killed") == 1
+    finish((second, first))
+    assert names_on(server) == set()
+
+
+def test_create_on_a_cluster_that_its_gateway_did_not_survive_leaves_nothing(
+    replicas: tuple[Gateway, Gateway, OpenSandboxServer],
+) -> None:
+    first, second, server = replicas
+    with ThreadPoolExecutor(1) as thread:
+        creating = thread.submit(first.rest, "POST", "/v2/sandboxes", {"templateID": "base", "timeout": 300})
+        # The server has it, and nobody has been told.
+        wait_until(lambda: names_on(server))
+        assert not creating.done()
+        crash(first)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            creating.result()
+    wait_until(lambda: second.rest("GET", "/v2/sandboxes").json() == [] and not names_on(server))
+    finish((second,))
+    first.start()
+    assert first.rest("GET", "/v2/sandboxes").json() == []
+    finish((first,))

@@ -26,7 +26,7 @@ class Containers:
     image: str
     #: A folder that ``make_portable`` made with the backend's entrance.
     bundle: Path
-    #: More lines of the table ``[backends.docker]``.
+    #: More lines of the backend's table.
     settings: Sequence[str] = ()
 
     def prepare(self, state_dir: Path) -> None:

@@ -49,9 +49,7 @@ class OpenSandboxServer:
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._config = self._folder / "config.toml"
-        first = _FIRST_PORT + os.getpid() * _PORTS % (_LAST_PORT - _FIRST_PORT)
-        #: What it gives out.
-        self.ports = range(first, first + _PORTS)
+        self._guard, self.ports = _ports_of_its_own()
         self._config.write_text(
             f"""
 [server]
@@ -64,8 +62,8 @@ type = "docker"
 execd_image = "{execd_image}"
 [docker]
 network_mode = "bridge"
-port_range_min = {first}
-port_range_max = {first + _PORTS - 1}
+port_range_min = {self.ports.start}
+port_range_max = {self.ports.stop - 1}
 publish_host = "127.0.0.1"
 sandbox_binds = {json.dumps(binds)}
 [store]
@@ -134,6 +132,7 @@ mode = "direct"
             for snapshot in self.call("GET", "/v1/snapshots?pageSize=200")["items"]:
                 self.call("DELETE", f"/v1/snapshots/{snapshot['id']}")
         self.stop()
+        self._guard.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def sandboxes(self) -> list[dict[str, Any]]:
@@ -185,10 +184,24 @@ class OnServer(Containers):
     def options(self, folder: Path) -> list[str]:
         values = {**self.server.settings, "agent_mount": True}
         lines = ["[backends.opensandbox]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+        lines += self.settings
         lines += ["[backends.opensandbox.templates.base]", f'image = "{self.image}"']
         config = folder / "config.toml"
         config.write_text("\n".join(lines) + "\n")
         return ["--backend", "opensandbox", "--config", str(config)]
+
+
+def _ports_of_its_own() -> tuple[socket.socket, range]:
+    """What a server gives out, and what keeps others from giving out the same: the port before them, held open."""
+    ranges = range(_FIRST_PORT, _LAST_PORT, _PORTS)
+    for number in range(len(ranges)):
+        first = ranges[(os.getpid() + number) % len(ranges)]
+        try:
+            guard = socket.create_server(("127.0.0.1", first))
+        except OSError:
+            continue
+        return guard, range(first + 1, first + _PORTS)
+    raise ServerFailed("no range of ports is free")
 
 
 def _free_port() -> int:
