@@ -11,7 +11,8 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from sandgate_edge.rest.credentials import authenticate, shaped
+from sandgate_edge.rest.api_key import authenticate
+from sandgate_edge.rest.credentials import shaped
 from sandgate_errors import Unimplemented
 
 __all__ = ["ABSENT", "OF_TEMPLATES", "add_absent"]

@@ -16,43 +16,48 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from sandgate_edge.keys import REST_REQUEST
+from sandgate_edge.rest.api_key import authenticate
 from sandgate_errors import InvalidArgument
 
 __all__ = ["MAX_BODY", "Members", "parse_object", "read_body", "read_object"]
 
 #: The largest body of the control plane (``behaviour.md`` C58).
 MAX_BODY = 16 * 1024 * 1024
+# What is kept of a body before its sender has proved a key. Every usual request is smaller, and asks the core one question
+# less; but a thousand strangers who each begin with a large one would fill the memory.
+_MAX_OF_STRANGERS = 64 * 1024
 # Parsing more than this would hold up the other requests of this process; it goes to a thread.
 _PARSE_INLINE = 256 * 1024
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
-async def read_object(request: web.Request, *, required: bool = True) -> Members:
+async def read_object(request: web.Request, *, required: bool = True, known: bool = False) -> Members:
     """The JSON object in the body of a request; an empty body is an empty object unless one is ``required``.
 
-    Raises InvalidArgument, or 413 as soon as more than MAX_BODY has arrived.
+    ``known``: whoever sends it has proved already that they may. Raises InvalidArgument, 413 as soon as more than MAX_BODY
+    has arrived, and Unauthenticated once much of it has without a good API key.
     """
     if REST_REQUEST in request:
         shaped, empty = request[REST_REQUEST]
         body = None if empty else shaped.body
     else:
-        body = await read_body(request)
+        body = await read_body(request, known=known)
     if body is None and required:
         body = parse_object(b"")
     return Members(body or {})
 
 
-async def read_body(request: web.Request) -> Mapping[str, object] | None:
+async def read_body(request: web.Request, *, known: bool = False) -> Mapping[str, object] | None:
     """The JSON object in the body of a request, None for an empty one. Raises as :func:`read_object`."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise web.HTTPUnsupportedMediaType(text="an encoded body is not accepted here")
-    raw = await _read(request)
+    raw = await _read(request, known=known)
     if not raw.strip():
         return None
     return parse_object(raw) if len(raw) <= _PARSE_INLINE else await asyncio.to_thread(parse_object, raw)
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(request: web.Request, *, known: bool) -> bytes:
     announced = request.content_length
     if announced is not None and announced > MAX_BODY:
         _too_large(announced)
@@ -63,6 +68,9 @@ async def _read(request: web.Request) -> bytes:
             size += len(piece)
             if size > MAX_BODY:
                 _too_large(size)
+            if size > _MAX_OF_STRANGERS and not known:
+                await authenticate(request)
+                known = True
             pieces.append(piece)
     except (BadHttpMessage, web.RequestPayloadError):
         raise InvalidArgument("the request body is broken") from None

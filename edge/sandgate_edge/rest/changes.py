@@ -7,9 +7,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
+from sandgate_edge.rest.api_key import api_key_of
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import NOT_OFFERED_RULES, TIMEOUT_V2
-from sandgate_edge.rest.credentials import api_key_of, key_first
+from sandgate_edge.rest.credentials import key_first
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
 from sandgate_edge.rest.sandboxes import sandbox_reply
 

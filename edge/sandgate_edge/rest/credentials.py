@@ -1,42 +1,21 @@
-"""The API key of a control-plane request (``behaviour.md`` S12).
-
-The core decides whether a key is good; here it is only taken from the header. Header text that cannot be a key is turned
-away before it can upset the call's metadata.
-"""
+"""A wrong key before anything else that is wrong with a control-plane request (``behaviour.md`` S12)."""
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from aiohttp import web
 
-from sandgate_edge.keys import CORE, POLICY, REQUEST_ID
+from sandgate_edge.keys import POLICY
+from sandgate_edge.rest.api_key import api_key_of, authenticate
 from sandgate_edge.rest.bodies import read_body
-from sandgate_errors import InvalidArgument, SandgateError, Unauthenticated, Unimplemented
+from sandgate_errors import InvalidArgument, SandgateError, Unimplemented
 
-__all__ = ["api_key_of", "authenticate", "key_first", "shaped"]
+__all__ = ["key_first", "shaped"]
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.Response]]
-
-_KEY = re.compile(r"[\x21-\x7e]{1,512}")
-
-
-def api_key_of(request: web.Request) -> str:
-    """The key in ``X-API-KEY``. Raises Unauthenticated when there is none that could be one."""
-    key = request.headers.get("X-API-KEY")
-    if not key:
-        raise Unauthenticated("the header X-API-KEY with an API key is required")
-    if not _KEY.fullmatch(key):
-        raise Unauthenticated("the API key is not valid")
-    return key
-
-
-async def authenticate(request: web.Request) -> None:
-    """Raise Unauthenticated unless the core knows the request's key; for answers that need nothing else of it."""
-    await request.app[CORE].list_teams_of(api_key_of(request), request_id=request[REQUEST_ID])
 
 
 async def shaped(request: web.Request) -> web.Request:

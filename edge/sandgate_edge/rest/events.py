@@ -17,7 +17,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from sandgate_api.core.v1 import logs_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
-from sandgate_edge.rest.credentials import api_key_of, key_first
+from sandgate_edge.rest.api_key import api_key_of
+from sandgate_edge.rest.credentials import key_first
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
 from sandgate_edge.rest.query import query_of
 from sandgate_edge.rest.views import JsonObject, timestamp_text

@@ -13,9 +13,10 @@ from aiohttp import web
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, POLICY, REQUEST_ID, SETTINGS
 from sandgate_edge.rest.absent import ABSENT, add_absent
+from sandgate_edge.rest.api_key import api_key_of
 from sandgate_edge.rest.bodies import read_object
 from sandgate_edge.rest.create import TIMEOUT_V1, TIMEOUT_V2, create_request
-from sandgate_edge.rest.credentials import api_key_of, key_first
+from sandgate_edge.rest.credentials import key_first
 from sandgate_edge.rest.filters import list_request, parse_metadata
 from sandgate_edge.rest.identifiers import sandbox_id_in_path
 from sandgate_edge.rest.query import parse, query_of

@@ -9,8 +9,9 @@ from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
+from sandgate_edge.rest.api_key import api_key_of
 from sandgate_edge.rest.bodies import read_object
-from sandgate_edge.rest.credentials import api_key_of, key_first
+from sandgate_edge.rest.credentials import key_first
 from sandgate_edge.rest.filters import MAX_PAGE, parse_limit
 from sandgate_edge.rest.identifiers import parse_sandbox_id, sandbox_id_in_path
 from sandgate_edge.rest.query import query_of

@@ -14,8 +14,8 @@ from aiohttp import web
 from sandgate_api.core.v1 import keys_pb2, teams_pb2
 from sandgate_edge.core_client import Admin
 from sandgate_edge.keys import CORE, REQUEST_ID
+from sandgate_edge.rest.api_key import api_key_of
 from sandgate_edge.rest.bodies import read_object
-from sandgate_edge.rest.credentials import api_key_of
 from sandgate_edge.rest.views import JsonObject, timestamp_text
 from sandgate_errors import InvalidArgument, Unauthenticated
 
@@ -53,7 +53,7 @@ async def create_key(request: web.Request) -> web.Response:
     """The answer is the only one with the key itself."""
     admin, team = _admin_of(request), _team_of(request)
     await request.app[CORE].list_keys(admin, team=team)  # a wrong token is answered before a wrong body
-    name = (await read_object(request)).required_text("name")
+    name = (await read_object(request, known=True)).required_text("name")
     made = await request.app[CORE].create_key(admin, team=team, name=name)
     return web.json_response({**_key_view(made.key), "key": made.secret}, status=201)
 
@@ -62,7 +62,7 @@ async def create_key(request: web.Request) -> web.Response:
 async def rename_key(request: web.Request) -> web.Response:
     admin, team = _admin_of(request), _team_of(request)
     await request.app[CORE].list_keys(admin, team=team)
-    name = (await read_object(request)).required_text("name")
+    name = (await read_object(request, known=True)).required_text("name")
     await request.app[CORE].rename_key(admin, request.match_info["id"], team=team, name=name)
     return web.Response(status=200)
 

@@ -13,7 +13,8 @@ from aiohttp import web
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.keys import CORE, REQUEST_ID
 from sandgate_edge.rest.absent import OF_TEMPLATES, add_absent
-from sandgate_edge.rest.credentials import api_key_of, key_first
+from sandgate_edge.rest.api_key import api_key_of
+from sandgate_edge.rest.credentials import key_first
 from sandgate_edge.rest.views import JsonObject, timestamp_text
 from sandgate_errors import NotFound
 
