@@ -188,11 +188,17 @@ class Backend(abc.ABC):
         raise CapabilityMissing.of(self.name, Capability.NETWORK_RULES.value)
 
     async def usage(self, handle: Mapping[str, object]) -> Usage | None:
-        """What a running sandbox uses; None: its agent measures as well as the backend could. Every 5 s per sandbox."""
+        """What a running sandbox uses; None: its agent measures as well as the backend could. Every 5 s per sandbox.
+
+        Where :attr:`Capability.LIMITS` is claimed, the totals are the sandbox's limits. Raises NotFound, Unavailable.
+        """
         return None
 
     async def address(self, handle: Mapping[str, object]) -> str | None:
-        """The IP address that a sandbox has for itself alone, for those who describe it; None: it has none now."""
+        """The IP address that a sandbox has for itself alone, for those who describe it; None: it has none now.
+
+        Raises NotFound, Unavailable.
+        """
         return None
 
     @classmethod

@@ -249,12 +249,17 @@ class OpenSandboxBackend(Backend):
 
     async def snapshot(self, handle: Mapping[str, object], *, snapshot_id: str) -> Mapping[str, object]:
         self._check_snapshots()
-        name = name_of(handle)
+        name, kept = name_of(handle), self._snapshots.name(snapshot_id)
         with told():
             async with self._busy(name):
                 details = await self._fleet.existing(id_of(handle))
-                made = self._snapshots.make(str(details["id"]), name=self._snapshots.name(snapshot_id))
-                return {"snapshot": await to_its_end(made), "gateway": name.gateway}
+                try:
+                    made = await to_its_end(self._snapshots.make(str(details["id"]), name=kept))
+                except asyncio.CancelledError:
+                    # It may have been whole by then, and nobody hears of it.
+                    await to_its_end(self._snapshots.give_up(kept))
+                    raise
+        return {"snapshot": made, "gateway": name.gateway}
 
     async def delete_snapshot(self, snapshot: Mapping[str, object]) -> None:
         self._check_snapshots()

@@ -24,5 +24,5 @@ def _config(server: OpenSandboxServer, image: str, **settings: object) -> str:
 
 
 def test_backend_passes_the_suite(server: OpenSandboxServer, images: Images, tmp_path: Path) -> None:
-    config = _config(server, images.debian(), agent_mount=True)
+    config = _config(server, images.debian(), agent_mount=True, gateway="suite")
     assert " passed" in run_backend_suite("opensandbox", config=config, folder=tmp_path)

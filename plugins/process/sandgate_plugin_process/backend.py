@@ -255,6 +255,10 @@ class ProcessBackend(Backend):
         async with self._busy(box):
             try:
                 return await _to_its_end(asyncio.to_thread(self._snapshot, box, snapshot_id, stop), give_up=stop)
+            except asyncio.CancelledError:
+                # It may have been whole by then, and nobody hears of it.
+                await _to_its_end(self._snapshots.remove({"snapshot_id": snapshot_id}))
+                raise
             except OSError as error:
                 raise told(error) from error
 

@@ -20,7 +20,7 @@ not claim must be refused, and after every test nothing may be left that was not
 agent does is looked at only as far as shows that it is sandgate's agent and that it works in this kind of sandbox.
 
 Modules: ``deployment`` (folders, backends on them, what is left), ``box`` (one sandbox and its agent), ``crash`` (a process
-that is killed in the middle of a create), and the tests.
+that is killed in the middle of a create), ``pulse`` (whether the event loop goes on), and the tests.
 """
 
 __all__: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ import grpc.aio
 from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
 from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2, process_pb2_grpc
 from sandgate_plugin_api.backend import Backend
-from sandgate_plugin_api.records import Placement, SandboxRequest
+from sandgate_plugin_api.records import Placement, SandboxRequest, Usage
 from sandgate_plugin_api.testsuite.deployment import Deployment
 
 __all__ = ["Agent", "Box", "Done", "agent_at", "made", "request_for", "rest_of"]
@@ -81,6 +81,11 @@ class Agent:
     async def init(self, sandbox_id: str, *, envs: Mapping[str, str] | None = None) -> None:
         request = agent_pb2.InitRequest(sandbox_id=sandbox_id, template_id="suite", envs=envs or {})
         await self.agent.Init(request, metadata=self.metadata(), timeout=CALL_SECONDS)
+
+    async def usage(self) -> Usage:
+        """As the agent measures."""
+        found = await self.agent.Metrics(agent_pb2.MetricsRequest(), metadata=self.metadata(), timeout=CALL_SECONDS)
+        return Usage(**{field.name: getattr(found, field.name) for field in fields(Usage)})
 
     async def write(self, path: str, content: bytes, *, user: str | None = None) -> Any:
         async def parts() -> AsyncIterator[agent_pb2.WriteFileRequest]:

@@ -9,13 +9,13 @@ import tempfile
 import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandgate_plugin_api.backend import Backend, BackendContext
+from sandgate_plugin_api.backend import Backend, BackendContext, Capability
 from sandgate_plugin_api.loading import find_backends
 from sandgate_plugin_api.records import Template
 
@@ -104,6 +104,24 @@ class Deployment:
         listed = await backend.templates()
         assert listed, "templates() lists none: name one in [testsuite] of --backend-config"
         return listed[0]
+
+    async def limited(self, backend: Backend, *, cpu_count: int, memory_mb: int) -> Template:
+        """The template with other limits, as policy may ask for. Skips where none are claimed."""
+        if Capability.LIMITS not in backend.capabilities:
+            pytest.skip(f"backend '{backend.name}' does not claim {Capability.LIMITS.value}")
+        template = await self.template(backend)
+        resources = replace(template.resources, cpu_count=cpu_count, memory_mb=memory_mb)
+        return replace(template, resources=resources)
+
+    @asynccontextmanager
+    async def elsewhere(self) -> AsyncIterator[Backend]:
+        """A backend with the same settings on another machine, as far as folders are one."""
+        other = Deployment(self.options)
+        try:
+            async with other.backend() as backend:
+                yield backend
+        finally:
+            other.discard()
 
     async def left_over(self) -> list[str]:
         """What is there now and was not before the first sandbox: asked while no backend is open."""

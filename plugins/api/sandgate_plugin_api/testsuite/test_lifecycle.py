@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -42,6 +43,22 @@ async def test_created_sandbox_is_whole(box: Box) -> None:
     assert isinstance(box.placement.agent, AgentAddress)
     assert box.placement.agent.token not in repr(box.placement), "the token shows in the placement's repr"
     assert await _ids(box.backend) == [box.request.sandbox_id]
+
+
+async def test_token_stands_in_no_command_line(box: Box) -> None:
+    """Whoever may list processes, inside or on this machine, must not come to hold the agent."""
+    inside = (await box.run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'; :")).stdout
+    assert inside, "no process can be seen in the sandbox"
+    assert box.placement.agent.token not in inside
+    outside = await asyncio.to_thread(lambda: b"".join(map(_words, Path("/proc").glob("[0-9]*/cmdline"))))
+    assert box.placement.agent.token.encode() not in outside
+
+
+def _words(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""  # It has ended.
 
 
 @pytest.mark.parametrize("metadata", [(), (("agent-token", "wrong"),)], ids=["no token", "a wrong token"])

@@ -8,6 +8,7 @@ these tests more easily, and rightly so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sandgate_errors import CapabilityMissing, SandgateError
+from sandgate_errors import CapabilityMissing, InvalidArgument, NotFound, SandgateError, Unavailable
 from sandgate_plugin_api.backend import Backend, Capability
 from sandgate_plugin_api.records import Egress
 from sandgate_plugin_api.testsuite.box import Box, made, request_for
@@ -131,6 +132,48 @@ async def test_rules_hold_over_a_pause(box: Box, ear: _Ear) -> None:
     handle = await box.backend.pause(box.handle, memory=True)
     resumed = box.moved(await box.backend.resume(handle))
     assert not await ear.tried_from(resumed)
+
+
+async def test_rules_of_a_paused_sandbox_can_be_replaced_or_stay(box: Box, ear: _Ear) -> None:
+    _needs_rules(box.backend)
+    if Capability.PAUSE not in box.backend.capabilities:
+        pytest.skip("it does not claim pause")
+    closed, other = Egress(internet=False), Egress(deny=("0.0.0.0/0", "::/0"))
+    await box.backend.update_egress(box.handle, closed)
+    handle = await box.backend.pause(box.handle, memory=True)
+    # Unavailable: not now, and then the rules of before hold.
+    with contextlib.suppress(Unavailable):
+        await box.backend.update_egress(handle, other)
+    resumed = box.moved(await box.backend.resume(handle))
+    assert not await ear.tried_from(resumed)
+
+
+async def test_rules_hold_after_the_gateway_has_started_again(deployment: Deployment, ear: _Ear) -> None:
+    async with deployment.backend() as before:
+        _needs_rules(before)
+        async with made(deployment, before, egress=Egress(internet=False)) as box, deployment.backend() as after:
+            found = await after.locate(box.handle)
+            assert found is not None
+            assert not await ear.tried_from(box.moved(found)), "a start of the gateway opened what was closed"
+
+
+async def test_rules_by_name_are_kept_or_refused(deployment: Deployment, backend: Backend, ear: _Ear) -> None:
+    """What is refused must not be made, and what is made must not be open."""
+    _needs_rules(backend)
+    rules = Egress(allow=("no-such-name.example.org",), deny=("0.0.0.0/0", "::/0"))
+    try:
+        async with made(deployment, backend, egress=rules) as box:
+            assert not await ear.tried_from(box)
+    except (CapabilityMissing, InvalidArgument):
+        assert list(await backend.survey()) == []
+
+
+async def test_rules_of_one_that_is_gone_are_not_found(deployment: Deployment, backend: Backend) -> None:
+    _needs_rules(backend)
+    async with made(deployment, backend) as box:
+        handle = box.handle
+    with pytest.raises(NotFound):
+        await backend.update_egress(handle, Egress(internet=False))
 
 
 def _needs_rules(backend: Backend) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
+import grpc
+import grpc.aio
 import pytest
 
+from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import process_pb2
 from sandgate_errors import CapabilityMissing, NotFound
 from sandgate_plugin_api.backend import Backend, Capability
@@ -162,3 +165,33 @@ async def test_cancelled_pause_leaves_it_running_or_paused(box: Box) -> None:
         box = box.moved(await box.backend.resume(handle))
         handle = box.handle
         assert (await box.run("echo works")).text() == "works"
+
+
+async def test_cancelled_resume_leaves_it_running_or_paused(box: Box) -> None:
+    memory = _either(box.backend)
+    handle = box.handle
+    for number in range(_CANCELLED):
+        handle = await box.backend.pause(handle, memory=memory)
+        resuming = asyncio.create_task(box.backend.resume(handle))
+        await asyncio.sleep(0.02 * number)
+        resuming.cancel()
+        await asyncio.wait({resuming}, timeout=60)
+        assert resuming.done(), "resume() does not end when it is cancelled"
+        if not resuming.cancelled() and resuming.exception() is None:
+            handle = resuming.result().handle
+        # As the core does, which holds it for paused until it knows better.
+        box = box.moved(await box.backend.resume(handle))
+        handle = box.handle
+        assert (await box.run("echo works")).text() == "works"
+
+
+async def test_agent_of_a_sandbox_paused_with_memory_does_not_answer(box: Box) -> None:
+    """It is stopped like all else: what it was asked meanwhile it may answer afterwards, and not before."""
+    _needs(box.backend, Capability.PAUSE)
+    handle = await box.backend.pause(box.handle, memory=True)
+    async with box.agent() as agent:
+        with pytest.raises(grpc.aio.AioRpcError) as unanswered:
+            await agent.agent.Metrics(agent_pb2.MetricsRequest(), metadata=agent.metadata(), timeout=2)
+    assert unanswered.value.code() in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+    resumed = box.moved(await box.backend.resume(handle))
+    assert (await resumed.run("echo works")).text() == "works"

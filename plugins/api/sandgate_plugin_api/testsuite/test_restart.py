@@ -60,6 +60,22 @@ async def test_sandbox_that_nobody_remembers_is_found_and_can_be_destroyed(deplo
         assert list(await after.survey()) == []
 
 
+async def test_sandbox_that_is_not_bound_to_its_host_is_found_from_another(deployment: Deployment) -> None:
+    """``host_bound`` False: another core takes over with its settings and the stored handle, and nothing else."""
+    async with deployment.backend() as one:
+        if one.host_bound:
+            pytest.skip("its sandboxes are bound to their host")
+        async with made(deployment, one) as box, deployment.elsewhere() as other:
+            assert other.host_bound is False
+            (await box.run("echo kept > kept")).text()
+            found = await other.locate(json.loads(json.dumps(dict(box.handle))))
+            assert found is not None, "host_bound is False, and another core does not find the sandbox"
+            assert (await box.moved(found).run("cat kept")).text() == "kept"
+            assert [survivor.sandbox_id for survivor in await other.survey()] == [box.request.sandbox_id]
+            await other.destroy(found.handle)
+            assert await one.locate(box.handle) is None
+
+
 async def test_destroyed_sandbox_does_not_come_back(deployment: Deployment) -> None:
     async with deployment.backend() as before, made(deployment, before) as box:
         handle = dict(box.handle)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from sandgate_errors import CapabilityMissing, NotFound
+from sandgate_errors import CapabilityMissing, NotFound, SandgateError
 from sandgate_plugin_api.backend import Backend, Capability
 from sandgate_plugin_api.testsuite.box import Box, made
 from sandgate_plugin_api.testsuite.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio
+
+_CANCELLED = 4
 
 
 def _needs_snapshots(backend: Backend) -> None:
@@ -90,3 +93,36 @@ async def test_snapshot_of_one_that_is_gone_is_not_found(deployment: Deployment,
         handle = box.handle
     with pytest.raises(NotFound):
         await backend.snapshot(handle, snapshot_id=deployment.new_id())
+
+
+async def test_processes_go_on_over_a_snapshot(box: Box, deployment: Deployment) -> None:
+    _needs_snapshots(box.backend)
+    async with box.agent() as agent:
+        pid = await agent.background("exec sleep 600")
+        (await agent.run(f"until grep -q sleep /proc/{pid}/cmdline; do sleep 0.05; done")).text()
+    snapshot = await box.backend.snapshot(box.handle, snapshot_id=deployment.new_id())
+    await box.backend.delete_snapshot(snapshot)
+    # Another sandbox on its files may have a process of that number.
+    assert (await box.run(f"tr '\\0' ' ' < /proc/{pid}/cmdline")).text() == "sleep 600"
+
+
+async def test_cancelled_snapshot_keeps_nothing_and_leaves_the_sandbox_as_it_was(
+    box: Box, deployment: Deployment
+) -> None:
+    _needs_snapshots(box.backend)
+    (await box.run("head -c 8m /dev/urandom > some")).text()
+    for number in range(_CANCELLED):
+        snapshot_id = deployment.new_id()
+        keeping = asyncio.create_task(box.backend.snapshot(box.handle, snapshot_id=snapshot_id))
+        await asyncio.sleep(0.02 * number)
+        keeping.cancel()
+        await asyncio.wait({keeping}, timeout=60)
+        assert keeping.done(), "snapshot() does not end when it is cancelled"
+        if not keeping.cancelled() and keeping.exception() is None:
+            await box.backend.delete_snapshot(keeping.result())
+        else:
+            # Nothing is kept, so a create from what was asked for finds nothing.
+            with pytest.raises(SandgateError):
+                async with made(deployment, box.backend, snapshot={"snapshot_id": snapshot_id}):
+                    pass
+        assert (await box.run("echo works")).text() == "works"
