@@ -17,7 +17,7 @@ from e2b.sandbox_sync.commands.command import Commands
 from e2b.sandbox_sync.commands.pty import Pty
 from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 
-from sandgate import config
+from sandgate import config, serve
 from sandgate.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,3 +144,13 @@ def test_readme_names_every_command():
         assert f"`sandgate {name}" in README
         for below in getattr(command, "commands", {}):
             assert re.search(rf"`sandgate {name} .*{below}", README), f"{name} {below}"
+
+
+def test_unit_for_systemd_leaves_sandboxes_alone_and_waits_as_long_as_the_gateway_may_take():
+    lines = (ROOT / "docs/sandgate.service").read_text().splitlines()
+    unit = dict(line.split("=", 1) for line in lines if line and line[0] not in "#[")
+    assert unit["KillMode"] == "process"
+    assert float(unit["TimeoutStopSec"]) > serve._EDGE_GRACE + max(serve._CORE_GRACE.values())
+    _, command, *arguments = unit["ExecStart"].split()
+    # Raises where there is no such option; runs nothing.
+    cli.commands[command].make_context(command, arguments)
