@@ -16,9 +16,11 @@ from aiohttp import web
 
 from sandgate_edge import ambiguity, cors, draining, health, ports, request_log, routing, rpc, tracing
 from sandgate_edge.agents import Agents
+from sandgate_edge.bearers import Bearers
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.keys import (
     AGENTS,
+    BEARERS,
     CORE,
     DRAIN,
     HANDOVER,
@@ -68,6 +70,7 @@ def build(settings: Settings) -> web.Application:
     app[SETTINGS] = settings
     app[POLICY] = EdgePolicy(Policies.load(settings.plugins))
     app[STREAMS] = set()
+    app[BEARERS] = Bearers()
     app[DRAIN] = draining.Drain()
     app[TELEMETRY] = Telemetry()
     app.cleanup_ctx.append(functools.partial(_channels, traces=traces))
@@ -148,7 +151,7 @@ async def errors_to_responses(request: web.Request, handler: Next) -> web.Stream
 @web.middleware
 async def border_of_planes(request: web.Request, handler: Next) -> web.StreamResponse:
     """A host of a sandbox never leads to the control plane, whatever the path. Headers that name one, with the agent's
-    port, mean nothing there: the Python SDK from 2.8 to 2.25 sends them with ``connect``.
+    port, mean nothing there: the Python SDK from 2.7 to 2.26 sends them with ``connect``.
     """
     for_agent = _is_for_agent(request)
     try:

@@ -32,7 +32,7 @@ async def health(request: web.Request) -> web.Response:
 
     Only to wake one that sleeps takes the token (R15).
     """
-    if routing.sandbox_id_of(request) is None:
+    if routing.sandbox_id_of(request) is None and not routing.brings_token(request):
         return web.json_response({"status": "ok"})
 
     def access(located: Located) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_edge.agents import Agents
+from sandgate_edge.bearers import Bearers
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.rest.handover import Handover
 from sandgate_edge.settings import Settings
@@ -26,6 +27,7 @@ __all__ = [
     "AGENTS",
     "AGENT_REQUEST",
     "ANSWER_BEGAN",
+    "BEARERS",
     "CORE",
     "DRAIN",
     "ERROR_CODE",
@@ -50,6 +52,7 @@ POLICY: Final[web.AppKey[EdgePolicy]] = web.AppKey("policy", object)  # type: ig
 DRAIN: Final[web.AppKey[Drain]] = web.AppKey("drain", object)  # type: ignore[arg-type]
 """Whether the edge is stopping. Its class knows these keys, as that of ``POLICY`` does."""
 AGENTS: Final = web.AppKey("agents", Agents)
+BEARERS: Final = web.AppKey("bearers", Bearers)
 HANDOVER: Final = web.AppKey("handover", Handover)
 SETTINGS: Final = web.AppKey("settings", Settings)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)

@@ -1,7 +1,8 @@
 """From a request of the data plane to the sandbox it is for: which one, is it there, may this caller.
 
 A sandbox is named by host (``<port>-<id>.<domain>``) or by headers (``E2b-Sandbox-Id`` with ``E2b-Sandbox-Port``); the
-host wins, because it is what a user's own traffic is addressed by. Behaviour rules R1 to R4, R13, R14 and S1 to S3.
+host wins, because it is what a user's own traffic is addressed by. Where nothing names one, its access token does
+(:mod:`sandgate_edge.bearers`). Behaviour rules R1 to R4, R13, R14 and S1 to S3.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from multidict import CIMultiDictProxy
 
 from sandgate_edge.agents import error_of
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, CORE, NAMED, POLICY, PORT, REQUEST_ID, SANDBOX_ID, SETTINGS
+from sandgate_edge.keys import AGENTS, BEARERS, CORE, NAMED, POLICY, PORT, REQUEST_ID, SANDBOX_ID, SETTINGS
 from sandgate_errors import (
     InvalidArgument,
     PermissionDenied,
@@ -45,6 +46,7 @@ __all__ = [
     "SandboxGone",
     "admit",
     "answering",
+    "brings_token",
     "check_access_token",
     "cut",
     "is_on_host_of_sandbox",
@@ -134,12 +136,21 @@ def is_on_host_of_sandbox(request: web.Request) -> bool:
 
 
 async def locate(request: web.Request, *, access: Access) -> Located:
-    """The agent of the sandbox that the request names. Raises InvalidArgument when it names none, and as below."""
+    """The agent of the sandbox that the request is for. Raises InvalidArgument when it is for none, and as below."""
     named = sandbox_id_of(request)
-    if named is None:
+    if named is not None:
+        # Other ports than the agent's do not come here (``ports``).
+        return await locate_by_id(request, named[0], access=access)
+    if not brings_token(request):
         raise InvalidArgument(f"no sandbox named: send {ID_HEADER} and {_PORT_HEADER}, or use the sandbox's host name")
-    # Other ports than the agent's do not come here (``ports``).
-    return await locate_by_id(request, named[0], access=access)
+    bearers, core = request.app[BEARERS], request.app[CORE]
+    bearer = await bearers.sandbox_of(request.headers[_TOKEN_HEADER], core, request_id=request[REQUEST_ID])
+    return await locate_by_id(request, bearer, access=access)
+
+
+def brings_token(request: web.Request) -> bool:
+    """Whether the request proves itself by a sandbox's access token, which also tells the sandbox where nothing names it."""
+    return _TOKEN_HEADER in request.headers
 
 
 async def locate_by_id(request: web.Request, sandbox_id: str, *, access: Access) -> Located:

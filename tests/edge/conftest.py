@@ -7,6 +7,7 @@ fail or vanish cannot be asked of real ones. The way through the real ones is in
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from sandgate_api.envd.v1 import filesystem_pb2_grpc, process_pb2_grpc
 from sandgate_edge.app import build
 from sandgate_edge.server import Server
 from sandgate_edge.settings import Settings
-from sandgate_errors import SandboxNotFound, SandgateError
+from sandgate_errors import SandboxNotFound, SandgateError, Unauthenticated
 from sandgate_errors.grpc import status_of, trailers_of
 from sandgate_testing import raw_http
 
@@ -38,6 +39,8 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
     def __init__(self) -> None:
         self.sandboxes: dict[str, sandboxes_pb2.LocateResponse] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.searches = 0
+        """How often it was asked whose a token is."""
         self.asleep: set[str] = set()
         """Answered for without an agent until a question wakes them."""
         self.after_answer: Callable[[], None] = lambda: None
@@ -59,6 +62,14 @@ class Core(sandboxes_pb2_grpc.SandboxServiceServicer):
             answer = sandboxes_pb2.LocateResponse(sandbox=answer.sandbox)
         self.after_answer()
         return answer
+
+    async def FindByTokenHash(self, request, context):
+        self.searches += 1
+        for sandbox_id, answer in self.sandboxes.items():
+            token = answer.sandbox.access_token.encode()
+            if token and hashlib.sha256(request.before + token + request.after).digest() == request.sha256:
+                return sandboxes_pb2.FindByTokenHashResponse(id=sandbox_id)
+        return await fail(context, Unauthenticated("invalid signature"))
 
     async def LocateStream(self, request_iterator, context):
         """Nothing is simple here, so that every question comes to Locate, where tests look."""

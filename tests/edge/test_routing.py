@@ -112,7 +112,7 @@ async def test_host_of_a_sandbox_never_leads_to_the_control_plane(edge):
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8700", "sandbox.box.test", "api.box.test", "box.test"])
 async def test_headers_of_a_sandbox_mean_nothing_to_the_control_plane(edge, host):
-    """R2. The Python SDK from 2.8 to 2.25 sends them with `connect`, to whatever address the API has."""
+    """R2. The Python SDK from 2.7 to 2.26 sends them with `connect`, to whatever address the API has."""
     headers = {"Host": host, ID: "iopen", PORT: "49983"}
     reply = await edge.ask("/sandboxes/iopen/connect", method="POST", sandbox=None, headers=headers)
     # Who calls is asked, so the request has arrived.

@@ -513,8 +513,9 @@ async def test_signed_urls_need_no_header(edge, box):
     good = url(box, "read", "f")
     for bad in ("v1_x", "x", "v2_" + good.partition("v1_")[2], "v1_%C3%A9", good.partition("v1_")[2]):
         assert await refusal(f"{edge.url}/files?path=f&signature={bad}") == (401, "invalid signature")
-    # A token decides alone (S4), and opens a sandbox that is named only.
-    assert (await refusal(good, **{"X-Access-Token": box["envdAccessToken"]}))[0] == 400
+    # A token decides alone (S4), which sandbox it is too.
+    assert (await refusal(good, **{"X-Access-Token": other["envdAccessToken"]}))[0] == 404
+    assert (await refusal(good, **{"X-Access-Token": "no such token"}))[0] == 401
     assert (await refusal(f"{edge.url}/files?path=f"))[0] == 400
 
 
