@@ -115,7 +115,7 @@ def test_an_unknown_backend_is_one_line(tmp_path):
 
 def test_a_fault_of_ours_is_one_line_too(tmp_path):
     (tmp_path / "sandgate_errors.py").touch()
-    program = "from sandgate import cli\ncli._configuration = lambda *a, **k: 1 / 0\nimport sys\nsys.argv = ['sandgate', 'serve']\ncli.main()"
+    program = "from sandgate import cli\ncli.configuration = lambda *a, **k: 1 / 0\nimport sys\nsys.argv = ['sandgate', 'serve']\ncli.main()"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert "unexpected ZeroDivisionError at" in _line(result)
     assert result.returncode == 1

@@ -33,7 +33,7 @@ async def run(
 ) -> tuple[int, str]:
     """Run a command line to its end: (exit code, what it wrote). ``user`` None: the sandbox's default one."""
     output, code = b"", None
-    metadata = [("agent-token", placement.agent.token)]
+    metadata: list[tuple[str, str | bytes]] = [("agent-token", placement.agent.token)]
     if user is not None:
         metadata.append(("acting-user-bin", user.encode()))
     args = ["-l", "-c", command] if shell == "/bin/bash" else ["-c", command]
