@@ -19,6 +19,7 @@ from sandgate.tables import show_table
 from sandgate_errors import FailedPrecondition, InvalidArgument, SandgateError
 from sandgate_plugin_api import VERSION
 from sandgate_plugin_api.loading import Examined, Plugins, examine_all, installed_plugins
+from sandgate_plugin_api.settings import nearest
 from sandgate_plugin_api.version import API_VERSION, DISTRIBUTION
 
 __all__ = ["check", "defaults_of", "show_all"]
@@ -51,13 +52,11 @@ def show_all(*, as_json: bool) -> None:
 def check(name: str) -> bool:
     """Print what is right and wrong with a plugin; whether it can be used. Raises InvalidArgument for an unknown one."""
     wanted = canonicalize_name(name)
-    found = [
-        each
-        for each in examine_all(installed_plugins())
-        if each.name == name or canonicalize_name(each.distribution) == wanted
-    ]
+    installed = examine_all(installed_plugins())
+    found = [each for each in installed if each.name == name or canonicalize_name(each.distribution) == wanted]
     if not found:
-        raise InvalidArgument(f"no plugin '{name}' is installed: sandgate plugin list shows those that are")
+        meant = nearest(name, {word for each in installed for word in (each.name, each.distribution)})
+        raise InvalidArgument(f"no plugin '{name}' is installed{meant}: sandgate plugin list shows those that are")
     # Not by all() alone: every one is to be seen.
     verdicts = [_checked(each) for each in found]
     return all(verdicts)

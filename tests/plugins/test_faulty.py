@@ -176,6 +176,54 @@ def test_backend_with_a_blocking_method_is_refused(install: Any) -> None:
         find_backends(["faulty"])
 
 
+@pytest.mark.parametrize(
+    ("written", "wrong", "wanted"),
+    [
+        ("pause(self, handle, *, memory)", "pause(self, handle, keep)", "pause(self, handle, *, memory)"),
+        ("create(self, request, handle)", "create(self, request)", "create(self, request, handle)"),
+        ("locate(self, handle)", "locate(self, handle, where)", "locate(self, handle)"),
+    ],
+)
+def test_backend_that_cannot_be_called_as_it_will_be_is_refused(
+    install: Any, written: str, wrong: str, wanted: str
+) -> None:
+    install("dist-faulty", FAULTY.replace(f"async def {written}", f"async def {wrong}"), entry="faulty")
+    with pytest.raises(FailedPrecondition) as refused:
+        find_backends(["faulty"])
+    assert refused.value.message == f"backend 'faulty' of plugin 'dist-faulty' must implement {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        ("pass", "registers no backend and has no other hook"),
+        ("raise FailedPrecondition('not here')", "cannot be used: not here"),
+        ("registrar.ad(None)", "cannot be used: AttributeError: "),
+        ("registrar.add(Backend)", "registers Backend without a usable name"),
+        ("registrar.add(object())", "which is not a Backend class"),
+    ],
+)
+def test_plugin_that_does_not_register_as_it_must_is_named(install: Any, register: str, said: str) -> None:
+    head = "from sandgate_errors import FailedPrecondition\nfrom sandgate_plugin_api import Backend\n"
+    install(
+        "dist-wrong", head + HOOK.format(f"def sandgate_register_backends(registrar):\n    {register}"), entry="wrong"
+    )
+    with pytest.raises(FailedPrecondition) as refused:
+        find_backends(["wrong"])
+    assert "dist-wrong" in refused.value.message
+    assert said in refused.value.message
+    checked = CliRunner().invoke(cli, ["plugin", "check", "wrong"])
+    assert checked.exit_code == 1
+    assert said in checked.output
+
+
+def test_unknown_plugin_is_told_with_what_was_meant(install: Any) -> None:
+    install("dist-faulty", FAULTY, entry="faulty")
+    asked = CliRunner().invoke(cli, ["plugin", "check", "fautly"])
+    assert isinstance(asked.exception, InvalidArgument)
+    assert "'fautly' is installed (did you mean 'faulty'?)" in asked.exception.message
+
+
 def test_list_shows_faults_and_check_has_an_exit_status(install: Any) -> None:
     install("dist-faulty", FAULTY, entry="faulty")
     install("dist-broken", "import no_such_module", entry="broken")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
@@ -119,8 +119,10 @@ class Plugins:
             # Two entry points may name one object: it registers once.
             if not any(known is plugin for known, _ in self._loaded.values()):
                 self._register_backends(loaded)
-        except SandgateError:
-            raise
+        except SandgateError as error:
+            if f"'{source}'" in error.message:
+                raise
+            raise FailedPrecondition(f"plugin '{source}' cannot be used: {error.message}") from error
         except Exception as error:
             raise FailedPrecondition(f"plugin '{source}' cannot be used: {_one_line(error)}") from error
         self._loaded[key] = (plugin, loaded)
@@ -171,6 +173,8 @@ class Plugins:
         if hook is not None:
             registrar = _Registrar(self.backends, plugin.distribution)
             hook.function(**({"registrar": registrar} if hook.arguments else {}))
+            if not registrar.used and plugin.hooks.keys() == {_REGISTER}:
+                raise FailedPrecondition(f"plugin '{plugin.distribution}' registers no backend and has no other hook")
 
 
 class _Registrar:
@@ -179,6 +183,7 @@ class _Registrar:
     def __init__(self, backends: dict[str, Installed], source: str) -> None:
         self._backends = backends
         self._source = source
+        self.used = False
 
     def add(self, backend: type[Backend]) -> None:
         if not (inspect.isclass(backend) and issubclass(backend, Backend)):
@@ -196,12 +201,39 @@ class _Registrar:
             raise FailedPrecondition(
                 f"backend '{name}' of plugin '{self._source}' must implement {', '.join(blocking)} as 'async def'"
             )
+        if (wrong := next(_called_otherwise(backend), None)) is not None:
+            raise FailedPrecondition(f"backend '{name}' of plugin '{self._source}' must implement {wrong}")
+        self.used = True
         known = self._backends.get(name)
         if known is not None and known.backend is not backend:
             raise FailedPrecondition(
                 f"backend '{name}' is offered by both '{known.distribution}' and '{self._source}': uninstall one of them"
             )
         self._backends[name] = Installed(backend, self._source)
+
+
+def _called_otherwise(backend: type[Backend]) -> Iterator[str]:
+    """Methods that cannot be called as the core calls them, as they must be written."""
+    for method, specified in vars(Backend).items():
+        if method.startswith("_") or not inspect.isfunction(specified):
+            continue
+        wanted = inspect.signature(specified)
+        given = [each for each in wanted.parameters.values() if each.kind is not each.KEYWORD_ONLY]
+        named = {each.name: None for each in wanted.parameters.values() if each.kind is each.KEYWORD_ONLY}
+        try:
+            inspect.signature(getattr(backend, method)).bind(*given, **named)
+        except TypeError:
+            yield f"{method}({', '.join(_written(wanted))})"
+
+
+def _written(signature: inspect.Signature) -> Iterator[str]:
+    """The parameters, without their types."""
+    starred = False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        yield parameter.name
 
 
 _ASYNC = frozenset(

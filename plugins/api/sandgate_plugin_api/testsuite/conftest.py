@@ -20,7 +20,11 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 @pytest.fixture(scope="session")
 def options(request: pytest.FixtureRequest) -> Options:
-    return Options.read(request.config.getoption("--backend"), request.config.getoption("--backend-config"))
+    try:
+        return Options.read(request.config.getoption("--backend"), request.config.getoption("--backend-config"))
+    except pytest.UsageError as error:
+        # Once, and not as the failure of every test.
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +44,7 @@ _remembered: set[int] = set()
 async def deployment(shared_deployment: Deployment) -> AsyncIterator[Deployment]:
     """The deployment; after the test nothing may be left in it that was not there before the first sandbox."""
     if id(shared_deployment) not in _remembered:
+        await _open_once(shared_deployment)
         # What is made once, by the first start and the first sandbox, is the deployment's.
         async with shared_deployment.backend() as backend, made(shared_deployment, backend):
             pass
@@ -55,6 +60,17 @@ async def deployment(shared_deployment: Deployment) -> AsyncIterator[Deployment]
     names = [survivor.sandbox_id for survivor in survivors]
     assert names == [], f"survey() still finds sandboxes that were destroyed or never came to be: {names}"
     assert left == [], f"left over, with no sandbox there and no backend open: {left}"
+
+
+async def _open_once(deployment: Deployment) -> None:
+    try:
+        async with deployment.backend():
+            pass
+    except SandgateError as error:
+        pytest.exit(
+            f"--backend {deployment.options.backend}: open() refuses: {error.message}",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 from sandgate_plugin_api.backend import Backend, BackendContext, Capability
 from sandgate_plugin_api.loading import find_backends
 from sandgate_plugin_api.records import Template
+from sandgate_plugin_api.settings import nearest
 
 __all__ = ["Deployment", "Options", "eventually"]
 
@@ -45,9 +46,26 @@ class Options:
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise pytest.UsageError(f"--backend-config {config}: {error}") from None
         ours = tables.get("testsuite", {})
-        if unknown := ours.keys() - {"template", "create_seconds", "addresses"}:
-            raise pytest.UsageError(f"--backend-config {config}: unknown key '{min(unknown)}' in [testsuite]")
+        known = {key for key, _, _ in _TESTSUITE_KEYS}
+        if unknown := sorted(ours.keys() - known):
+            meant = nearest(unknown[0], known)
+            raise pytest.UsageError(f"--backend-config {config}: unknown key '{unknown[0]}' in [testsuite]{meant}")
+        for key, wanted, holds in _TESTSUITE_KEYS:
+            if key in ours and not holds(ours[key]):
+                raise pytest.UsageError(f"--backend-config {config}: '{key}' in [testsuite] must be {wanted}")
         return cls(backend=backend, settings=tables.get("backends", {}).get(backend, {}), **ours)
+
+
+#: Key, what it must be, and whether a value is that.
+_TESTSUITE_KEYS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("template", "text", lambda value: isinstance(value, str)),
+    ("create_seconds", "a number above 0", lambda value: type(value) in (int, float) and value > 0),
+    (
+        "addresses",
+        "a list of texts",
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    ),
+)
 
 
 class Deployment:
