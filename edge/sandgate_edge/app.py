@@ -26,6 +26,7 @@ from sandgate_edge.keys import (
     HANDOVER,
     POLICY,
     REQUEST_ID,
+    ROOM,
     SANDBOX_ID,
     SETTINGS,
     STREAMS,
@@ -35,6 +36,7 @@ from sandgate_edge.policy import EdgePolicy, agent_requests, opened
 from sandgate_edge.responses import connect_error, files_error, http_error, internal, rest_error, rpc_http_error
 from sandgate_edge.rest import changes, events, files, metrics, sandboxes, snapshots, teams, templates
 from sandgate_edge.rest.handover import Handover
+from sandgate_edge.room import Room
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Reporter, Telemetry
 from sandgate_errors import InvalidArgument, SandgateError
@@ -70,6 +72,7 @@ def build(settings: Settings) -> web.Application:
     app[SETTINGS] = settings
     app[POLICY] = EdgePolicy(Policies.load(settings.plugins))
     app[STREAMS] = set()
+    app[ROOM] = Room(settings.max_rpc_bytes)
     app[BEARERS] = Bearers()
     app[DRAIN] = draining.Drain()
     app[TELEMETRY] = Telemetry()

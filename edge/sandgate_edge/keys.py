@@ -15,6 +15,7 @@ from sandgate_edge.agents import Agents
 from sandgate_edge.bearers import Bearers
 from sandgate_edge.core_client import CoreClient
 from sandgate_edge.rest.handover import Handover
+from sandgate_edge.room import Place, Room
 from sandgate_edge.settings import Settings
 from sandgate_edge.telemetry import Telemetry
 from sandgate_plugin_api import AgentRequest, RestRequest
@@ -33,10 +34,12 @@ __all__ = [
     "ERROR_CODE",
     "HANDOVER",
     "NAMED",
+    "PLACE",
     "POLICY",
     "PORT",
     "REQUEST_ID",
     "REST_REQUEST",
+    "ROOM",
     "SANDBOX_ID",
     "SETTINGS",
     "STREAMS",
@@ -54,6 +57,7 @@ DRAIN: Final[web.AppKey[Drain]] = web.AppKey("drain", object)  # type: ignore[ar
 AGENTS: Final = web.AppKey("agents", Agents)
 BEARERS: Final = web.AppKey("bearers", Bearers)
 HANDOVER: Final = web.AppKey("handover", Handover)
+ROOM: Final = web.AppKey("room", Room)
 SETTINGS: Final = web.AppKey("settings", Settings)
 TELEMETRY: Final = web.AppKey("telemetry", Telemetry)
 STREAMS: Final[web.AppKey[set[asyncio.Transport]]] = web.AppKey("streams", set)
@@ -67,6 +71,8 @@ PORT: Final = web.RequestKey("port", int)
 """Request key: the port of a sandbox that the request is for; absent when it is for an agent or the gateway."""
 TARGET: Final = web.RequestKey("target", str)
 """Request key: the request's target as it came, where routing was given another."""
+PLACE: Final = web.RequestKey("place", Place)
+"""What an RPC holds of the room for large messages."""
 SANDBOX_ID: Final = web.RequestKey("sandbox_id", str)
 """Request key: the sandbox a request is about, for the log; absent when it names none."""
 ANSWER_BEGAN: Final = web.RequestKey("answer_began", float)

@@ -49,6 +49,11 @@ class EnvelopeReader:
             if not self._ended:
                 yield payload
 
+    @property
+    def pending(self) -> int:
+        """Bytes that wait for the rest of their frame."""
+        return len(self._buffer)
+
     def finish(self) -> None:
         """The body ended here. Raises InvalidArgument inside a frame."""
         if self._buffer:

@@ -15,8 +15,9 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from sandgate_edge.keys import REST_REQUEST
+from sandgate_edge.keys import REST_REQUEST, ROOM
 from sandgate_edge.rest.api_key import authenticate
+from sandgate_edge.room import Place
 from sandgate_errors import InvalidArgument
 
 __all__ = ["MAX_BODY", "Members", "parse_object", "read_body", "read_object"]
@@ -61,6 +62,11 @@ async def _read(request: web.Request, *, known: bool) -> bytes:
     announced = request.content_length
     if announced is not None and announced > MAX_BODY:
         _too_large(announced)
+    with request.app[ROOM].place() as place:
+        return await _collected(request, place, known=known)
+
+
+async def _collected(request: web.Request, place: Place, *, known: bool) -> bytes:
     pieces: list[bytes] = []
     size = 0
     try:
@@ -71,6 +77,7 @@ async def _read(request: web.Request, *, known: bool) -> bytes:
             if size > _MAX_OF_STRANGERS and not known:
                 await authenticate(request)
                 known = True
+            place.hold(size)
             pieces.append(piece)
     except (BadHttpMessage, web.RequestPayloadError):
         raise InvalidArgument("the request body is broken") from None

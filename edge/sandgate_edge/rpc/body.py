@@ -9,7 +9,7 @@ from aiohttp import web
 
 from sandgate_edge.connect.compression import gunzip
 from sandgate_edge.connect.envelope import EnvelopeReader
-from sandgate_edge.keys import SETTINGS
+from sandgate_edge.keys import PLACE, SETTINGS
 from sandgate_errors import InvalidArgument, ResourceExhausted, Unimplemented
 
 __all__ = ["envelopes", "only_envelope", "whole_body"]
@@ -31,27 +31,36 @@ async def whole_body(request: web.Request) -> bytes:
         size += len(chunk)
         if size > limit:
             raise ResourceExhausted(f"message is larger than the limit of {limit} bytes", should_retry=False)
+        request[PLACE].hold(size)
         parts.append(chunk)
     body = b"".join(parts)
+    if encoding != "gzip":
+        return body
     # In a thread: a small body can take long, and inflating lets the others run.
-    return await asyncio.to_thread(gunzip, body, max_bytes=limit) if encoding == "gzip" else body
+    body = await asyncio.to_thread(gunzip, body, max_bytes=limit)
+    request[PLACE].hold(len(body))
+    return body
 
 
-async def envelopes(request: web.Request) -> AsyncIterator[bytes]:
-    """The messages of a stream call, each as soon as it is complete."""
+async def envelopes(request: web.Request, *, keeps: bool = False) -> AsyncIterator[bytes]:
+    """The messages of a stream call, each as soon as it is complete. ``keeps``: who takes them has all of them in the end."""
+    place, kept = request[PLACE], 0
     gzip = _encoding(request, "Connect-Content-Encoding") == "gzip"
     reader = EnvelopeReader(max_bytes=request.app[SETTINGS].request_limit, gzip=gzip)
     async for chunk in _chunks(request):
         payloads = reader.feed(chunk)
         while (payload := await _next(payloads, gzip=gzip)) is not None:
+            place.hold(kept + len(payload) + reader.pending)
             yield payload
+            kept += len(payload) if keeps else 0
+        place.hold(kept + reader.pending)
     reader.finish()
 
 
 async def only_envelope(request: web.Request) -> bytes:
     """The one message of a server-stream call. It is read to the end first: nothing starts on half a request."""
     found: bytes | None = None
-    async for payload in envelopes(request):
+    async for payload in envelopes(request, keeps=True):
         if found is not None:
             raise InvalidArgument("more than one message in the request of a server stream")
         found = payload

@@ -14,7 +14,7 @@ from sandgate_edge import following, routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import keepalive_seconds, passed_on
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID
+from sandgate_edge.keys import AGENTS, PLACE, POLICY, REQUEST_ID
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import only_envelope
 from sandgate_edge.rpc.messages import decoded
@@ -70,4 +70,6 @@ async def _begin(
         keepalive=keepalive_seconds(request.headers.get("Keepalive-Ping-Interval")),
     )
     call: grpc.aio.UnaryStreamCall[Message, Message] = method.begin(agents, located)(message, metadata=metadata)
+    # The stream may last for hours, and its request is gone in a moment.
+    request[PLACE].hold(0)
     return call

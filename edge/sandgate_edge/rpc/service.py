@@ -19,6 +19,7 @@ from sandgate_edge.agents import Agents
 from sandgate_edge.connect.codec import CODECS, JSON, Codec
 from sandgate_edge.connect.first_form import FIRST_FORM_JSON, knows_first_form_only
 from sandgate_edge.core_client import Located
+from sandgate_edge.keys import PLACE, ROOM
 from sandgate_edge.settings import Settings
 from sandgate_errors import InvalidArgument
 
@@ -80,7 +81,9 @@ def routes_of(methods: Iterable[Method], handler_of: Callable[[Method], Handler]
 
 def _bound(handler: Handler, method: Method) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return await handler(request, method)
+        with request.app[ROOM].place() as place:
+            request[PLACE] = place
+            return await handler(request, method)
 
     return answer
 

@@ -10,7 +10,7 @@ from sandgate_edge import routing
 from sandgate_edge.connect.codec import Codec
 from sandgate_edge.connect.deadline import timeout_ms
 from sandgate_edge.core_client import Located
-from sandgate_edge.keys import AGENTS, POLICY, REQUEST_ID, SETTINGS
+from sandgate_edge.keys import AGENTS, PLACE, POLICY, REQUEST_ID, SETTINGS
 from sandgate_edge.responses import connect_error
 from sandgate_edge.rpc.acting_user import acting_user
 from sandgate_edge.rpc.body import whole_body
@@ -20,6 +20,9 @@ from sandgate_errors import SandgateError
 
 __all__ = ["unary"]
 
+# What the kernel takes at once, more or less.
+_SENT_BY_THE_SERVER = 256 * 1024
+
 
 async def unary(request: web.Request, method: Method) -> web.StreamResponse:
     """What is refused before the agent is reached leaves as an exception: it is answered as plain HTTP (W7)."""
@@ -27,11 +30,19 @@ async def unary(request: web.Request, method: Method) -> web.StreamResponse:
     located = await routing.admit(request)
     try:
         reply = await _reply(request, method, codec=codec, located=located)
+        body = await encoded(codec, reply)
+        request[PLACE].hold(len(body))
     except (routing.SandboxGone, routing.PortClosed):
         raise
     except SandgateError as error:
         return connect_error(await request.app[POLICY].error(request, error))
-    return web.Response(body=await encoded(codec, reply), headers={"Content-Type": codec.unary_type})
+    response = web.Response(body=body, headers={"Content-Type": codec.unary_type})
+    if len(body) > _SENT_BY_THE_SERVER:
+        # Here, and not once all is said and done: the client may be slow to take it, and it has its place until then.
+        await response.prepare(request)
+        await response.write_eof()
+        await request.writer.drain()
+    return response
 
 
 async def _reply(request: web.Request, method: Method, *, codec: Codec, located: Located) -> Message:
