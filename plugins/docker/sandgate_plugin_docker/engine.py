@@ -27,6 +27,7 @@ import aiohttp
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 from aiodocker.jsonstream import json_stream_stream
+from aiodocker.networks import DockerNetwork
 from aiodocker.stream import Stream
 from aiodocker.volumes import DockerVolume
 
@@ -278,31 +279,26 @@ class Engine:
     # Networks and volumes.
 
     async def network(self, name: str) -> Details | None:
-        async def show() -> Details:
-            return await (await self._docker.networks.get(name)).show()
-
-        return await self._or_none(show())
+        return await self._or_none(self._network(name).show())
 
     async def create_network(self, config: Mapping[str, object]) -> None:
         await self._ask(self._docker.networks.create(dict(config)), limit=_CHANGE_LIMIT)
 
     async def remove_network(self, name: str) -> None:
-        async def remove() -> None:
-            await (await self._docker.networks.get(name)).delete()
-
-        await self._or_none(remove())
+        await self._or_none(self._network(name).delete())
 
     async def join(self, network: str, container: str) -> None:
-        async def join() -> None:
-            await (await self._docker.networks.get(network)).connect({"Container": container})
-
-        await self._ask(join(), limit=_CHANGE_LIMIT)
+        await self._ask(self._network(network).connect({"Container": container}), limit=_CHANGE_LIMIT)
 
     async def leave(self, network: str, container: str) -> None:
-        async def leave() -> None:
-            await (await self._docker.networks.get(network)).disconnect({"Container": container, "Force": True})
+        order = {"Container": container, "Force": True}
+        await self._ask(self._network(network).disconnect(order), limit=_CHANGE_LIMIT)
 
-        await self._ask(leave(), limit=_CHANGE_LIMIT)
+    def _network(self, name: str) -> DockerNetwork:
+        # Not by ``networks.get``, which asks the engine for all that is on it first.
+        untyped: Any = DockerNetwork
+        network: DockerNetwork = untyped(self._docker, name)
+        return network
 
     async def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
         """Success also when it is there."""
