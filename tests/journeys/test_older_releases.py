@@ -85,6 +85,12 @@ def named(value: object) -> str:
     return value.name if isinstance(value, SdkClient) else ""
 
 
+@pytest.fixture(autouse=True)
+def accounts(isolation: str) -> None:
+    if isolation == "none":
+        pytest.skip("without isolation all accounts are one user")
+
+
 @pytest.fixture
 def front(make_gateway: Callable[..., Gateway], tmp_path: Path) -> Iterator[tuple[TlsFront, Gateway]]:
     with TlsFront(DOMAIN, tmp_path) as front:
