@@ -52,7 +52,7 @@ class Peers:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def forward(
-        self, peer: Peer, method: str, request: bytes, caller: Caller, *, request_id: str, timeout: float | None
+        self, peer: Peer, method: str, request: bytes, *, caller: Caller, request_id: str, timeout: float | None
     ) -> bytes:
         """What ``peer`` answers to a call that is its. Raises what it raises, Unavailable when it cannot be reached."""
         begin: Any = self._channel(peer).unary_unary(method)
@@ -79,7 +79,7 @@ class Peers:
         """Where the relay takes a call of ``caller``, who may not ask this himself."""
         gateway = replace(caller, internal=True)
         answer = await self.forward(
-            peer, _LOCATE, request.SerializeToString(), gateway, request_id=request_id, timeout=None
+            peer, _LOCATE, request.SerializeToString(), caller=gateway, request_id=request_id, timeout=None
         )
         return sandboxes_pb2.LocateResponse.FromString(answer)
 

@@ -7,11 +7,14 @@ passed on again: when it does not belong here any more, its caller asks anew. Wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.callers import DEFAULT_OWNER, Caller
+from sandgate_core.errands import Errands
 from sandgate_core.identifiers import parse_sandbox_id
 from sandgate_core.live import LiveTable
 from sandgate_core.peers import Peers
@@ -24,9 +27,12 @@ from sandgate_plugin_api import Backend
 __all__ = ["ANYWHERE", "ROUTED", "Routing"]
 
 _SERVICE = "/sandgate_api.core.v1.SandboxService/"
+_KILL = f"{_SERVICE}Kill"
+#: Any core makes sandboxes, but from a snapshot that only one can read.
+_CREATE = f"{_SERVICE}Create"
 #: Methods that belong to the core of one sandbox, and the field of the request that names it.
 ROUTED: Mapping[str, str] = {
-    f"{_SERVICE}Kill": "id",
+    _KILL: "id",
     f"{_SERVICE}SetTimeout": "id",
     f"{_SERVICE}Connect": "id",
     f"{_SERVICE}Pause": "id",
@@ -37,8 +43,6 @@ ROUTED: Mapping[str, str] = {
     f"{_SERVICE}UpdateNetwork": "id",
     f"{_SERVICE}NoteActivity": "id",
 }
-#: Any core makes sandboxes, but from a snapshot that only one can read.
-_CREATE = f"{_SERVICE}Create"
 #: Methods that any core answers, or asks several cores for.
 ANYWHERE = frozenset(
     {
@@ -59,6 +63,14 @@ ANYWHERE = frozenset(
 #: Seconds until a caller should ask again: for a sandbox on its way to another core, and for one whose core may be back.
 _SOON = 1.0
 _LATER = 10.0
+#: Seconds for a kill on another core that nobody waits for.
+_PATIENCE = 60.0
+
+
+class _Forward(Protocol):
+    """:meth:`Peers.forward` to one core, for one caller."""
+
+    def __call__(self, method: str, request: bytes, *, timeout: float | None) -> Coroutine[Any, Any, bytes]: ...
 
 
 class Routing:
@@ -70,11 +82,13 @@ class Routing:
         *,
         backends: Mapping[str, Backend],
         templates: Templates,
+        errands: Errands,
         sharing: Sharing | None,
         node: str,
     ) -> None:
         self._table = table
         self._templates = templates
+        self._errands = errands
         self._backends = backends
         self._sharing = sharing
         self._node = node
@@ -120,10 +134,33 @@ class Routing:
         if found is None:
             return None
         peers, peer = found
-        answer = await peers.forward(
-            peer, method, request.SerializeToString(), caller, request_id=request_id, timeout=timeout
-        )
-        return sandboxes_pb2.CreateResponse.FromString(answer) if method == _CREATE else answer
+        forward = partial(peers.forward, peer, caller=caller, request_id=request_id)
+        if method != _CREATE:
+            return await forward(method, request.SerializeToString(), timeout=timeout)
+        return await self._created(request, forward, timeout=timeout)
+
+    async def _created(
+        self, request: sandboxes_pb2.CreateRequest, forward: _Forward, *, timeout: float | None
+    ) -> sandboxes_pb2.CreateResponse:
+        """What the other core has made, and its caller gets; else it is ended there (C12).
+
+        A call that is cancelled may have been answered already. So it goes on without its caller, to learn what it made.
+        """
+        making = self._errands.start(forward(_CREATE, request.SerializeToString(), timeout=timeout))
+
+        def take_back() -> None:
+            if not request.idempotency_key:
+                self._errands.post(_taken_back(making, forward), "an unknown sandbox lives on another core")
+
+        try:
+            answer = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            take_back()
+            raise
+        if (task := asyncio.current_task()) is not None:
+            # While the answer is being sent.
+            task.add_done_callback(lambda ended: take_back() if ended.cancelled() else None)
+        return sandboxes_pb2.CreateResponse.FromString(answer)
 
     async def _of_snapshot(self, request: sandboxes_pb2.CreateRequest, caller: Caller) -> tuple[Peers, Peer] | None:
         """The core that has the snapshot to make a sandbox from. One that is away is for the create itself to tell."""
@@ -146,3 +183,11 @@ class Routing:
             retry_after=_LATER,
             should_retry=True,
         )
+
+
+async def _taken_back(making: asyncio.Task[bytes], forward: _Forward) -> None:
+    await asyncio.wait({making})
+    if making.cancelled() or making.exception() is not None:
+        return
+    made = sandboxes_pb2.CreateResponse.FromString(making.result()).sandbox.id
+    await forward(_KILL, sandboxes_pb2.KillRequest(id=made).SerializeToString(), timeout=_PATIENCE)

@@ -163,7 +163,12 @@ class Sandboxes:
         )
         self.elsewhere = Elsewhere(store)
         self.routing = Routing(
-            self._table, backends=backends, templates=self.templates, sharing=sharing, node=store.node
+            self._table,
+            backends=backends,
+            templates=self.templates,
+            errands=self._errands,
+            sharing=sharing,
+            node=store.node,
         )
         self.questions = Questions(
             table=self._table,

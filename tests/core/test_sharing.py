@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -345,6 +346,22 @@ class TestSnapshotThatOneCoreKeeps:
         assert hosts[1].backend.requests == []
         entry = (await second.internal.call("ListAudit", action="sandbox.create")).entries[0]
         assert entry.subject == made.id
+
+    async def test_is_not_started_from_for_nobody(self, hosts, pair, until):
+        """C12: callers leave before they have the answer, at any moment."""
+        first, second = pair
+        client = second.owner
+        box = await first.owner.create()
+        await first.owner.call("CreateSnapshot", id=box.id, name="kept")
+        for _ in range(25):
+            creating = asyncio.create_task(client.create(template_id="kept"))
+            await asyncio.sleep(random.random() * 0.06)
+            creating.cancel()
+            (made,) = await asyncio.gather(creating, return_exceptions=True)
+            if not isinstance(made, BaseException):
+                await client.call("Kill", id=made.id)
+        await until(lambda: set(hosts[0].world.boxes) == {box.id})
+        assert await client.ids() == [box.id]
 
     async def test_says_whose_it_is_while_that_core_is_away(self, hosts):
         async with hosts[1].core() as second:

@@ -51,7 +51,7 @@ async def add_measured_elsewhere(
         request_id = str(structlog.contextvars.get_contextvars().get("request_id", ""))
         try:
             part = await peers.forward(
-                peer, _METHOD, asked.SerializeToString(), current(), request_id=request_id, timeout=None
+                peer, _METHOD, asked.SerializeToString(), caller=current(), request_id=request_id, timeout=None
             )
             answer.MergeFrom(sandboxes_pb2.GetMetricsResponse.FromString(part))
         except Unavailable:
