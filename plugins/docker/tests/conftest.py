@@ -14,15 +14,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
 
-from sandgate_api.agent.v1 import agent_pb2, agent_pb2_grpc
-from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
 from sandgate_bundle import make_portable
 from sandgate_plugin_api import BackendContext, Placement, SandboxRequest
 from sandgate_plugin_docker import enter
 from sandgate_plugin_docker.backend import DockerBackend
+from sandgate_testing import placements
 from sandgate_testing.engine import docker
 from sandgate_testing.images import Images
 from sandgate_testing.requirements import lacking, need
@@ -84,7 +82,7 @@ class Gateway:
         """As the core does it, Init included."""
         request = await self.request(backend, template, **fields)
         placement = await backend.create(request, backend.reserve(request))
-        await init(placement, request)
+        await placements.init(placement, request)
         return placement
 
     def containers(self) -> list[str]:
@@ -97,22 +95,6 @@ class Gateway:
 def rules() -> str:
     """The packet filter's, of this machine."""
     return subprocess.run(["iptables", "-w", "10", "-S"], capture_output=True, text=True, check=True).stdout
-
-
-async def init(placement: Placement, request: SandboxRequest) -> None:
-    template = request.template
-    async with grpc.aio.insecure_channel(placement.agent.target) as channel:
-        await agent_pb2_grpc.AgentStub(channel).Init(
-            agent_pb2.InitRequest(
-                sandbox_id=request.sandbox_id,
-                template_id=template.id,
-                envs=template.envs,
-                default_user=template.default_user or "user",
-                default_workdir=template.workdir,
-            ),
-            metadata=(("agent-token", placement.agent.token),),
-            timeout=10,
-        )
 
 
 @pytest.fixture
@@ -153,28 +135,4 @@ Run = Callable[..., Awaitable[tuple[int, str]]]
 @pytest.fixture
 def run() -> Run:
     """Run a command in a sandbox: (exit code, what it wrote)."""
-
-    async def run(
-        placement: Placement, command: str, user: str | None = None, *, shell: str = "/bin/bash", **envs: str
-    ) -> tuple[int, str]:
-        output, code = b"", None
-        metadata = [("agent-token", placement.agent.token)]
-        if user is not None:
-            metadata.append(("acting-user-bin", user.encode()))
-        args = ["-l", "-c", command] if shell == "/bin/bash" else ["-c", command]
-        async with grpc.aio.insecure_channel(placement.agent.target) as channel:
-            call = process_pb2_grpc.ProcessStub(channel).Start(
-                process_pb2.StartRequest(
-                    process=process_pb2.ProcessConfig(cmd=shell, args=args, envs=envs), stdin=False
-                ),
-                metadata=tuple(metadata),
-                timeout=60,
-            )
-            async for response in call:
-                output += response.event.data.stdout + response.event.data.stderr
-                if response.event.HasField("end"):
-                    code = response.event.end.exit_code
-        assert code is not None
-        return code, output.decode(errors="replace")
-
-    return run
+    return placements.run
