@@ -34,6 +34,10 @@ _UPLOAD_LIMIT = 300.0
 _PING_INTERVAL = 0.05
 _SLOWEST_PING_INTERVAL = 0.5
 _LAST_WORDS = 2000
+#: Bytes. A sandbox that starts anew on its files has what its last user left there in place of a shell: what is said in it
+#: is kept in this process only as far as it helps.
+_LONGEST_ANSWER = 64 * 1024
+_LONGEST_STREAM = 1024 * 1024
 
 
 @dataclass
@@ -144,27 +148,57 @@ class Execd:
         """What a command in the background said before it ended; None while it runs."""
         async with _calls("tell of a command", _CALL_LIMIT):
             async with self._get(f"command/status/{command}") as response:
-                status = await response.json(content_type=None) if response.status == 200 else {}
+                status = _parsed(await _beginning(response)) if response.status == 200 else None
             if not isinstance(status, dict) or status.get("running") is not False:
                 return None
             async with self._get(f"command/{command}/logs") as response:
-                words = await response.text(errors="replace") if response.status == 200 else ""
+                words = await _beginning(response) if response.status == 200 else ""
         return f"it ended with {status.get('exit_code')}: {words.strip()[-_LAST_WORDS:]}"
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
-    while line := await stream.readline():
-        text = line.strip().removeprefix(b"data:").strip()
-        if not text.startswith(b"{"):
-            continue
-        with contextlib.suppress(ValueError):
-            event = json.loads(text)
+    async for line in _lines(stream):
+        event = _parsed(line.strip().removeprefix(b"data:").strip())
+        if isinstance(event, dict):
             yield event
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """However long each is; raises Internal when they are too long together."""
+    read, rest = 0, b""
+    async for piece in stream.iter_any():
+        read += len(piece)
+        if read > _LONGEST_STREAM:
+            _log.error("a command that starts the agent says more than anybody could read")
+            raise Internal("the sandbox could not be started")
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
+    yield rest
+
+
+def _parsed(text: bytes | str) -> object:
+    """None for what is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    found = bytearray()
+    async for piece in response.content.iter_any():
+        found += piece
+        if len(found) >= _LONGEST_ANSWER:
+            # The rest is not even read.
+            response.close()
+            break
+    return bytes(found[:_LONGEST_ANSWER]).decode(errors="replace")
 
 
 async def _check(response: aiohttp.ClientResponse, what: str) -> None:
     if response.status >= 300:
-        words = (await response.text(errors="replace"))[:500]
+        words = (await _beginning(response))[:500]
         _log.error("execd does not %s: %d %s", what, response.status, words)
         raise Internal("the sandbox could not be started")
 

@@ -49,6 +49,8 @@ _CREATE_LIMIT = 600.0
 _RETRY_AFTER = 5.0
 _LONGEST_WAIT = 60.0
 _PAGE = 200
+#: Bytes; many times what a page of sandboxes has.
+_LONGEST_ANSWER = 16 * 1024 * 1024
 #: Lists that change while they are read are read again, this often.
 _READINGS = 3
 _NO_ROOM = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
@@ -182,12 +184,18 @@ class Server:
 
     async def create(self, body: Mapping[str, object]) -> Details:
         """Raises Lost when it may have been made and nobody knows; a relay's 504 says no more."""
+        unknown = "the OpenSandbox server did not say what became of the sandbox"
         try:
-            return await self._ask("POST", "/v1/sandboxes", body=body, limit=_CREATE_LIMIT)
+            made = await self._ask("POST", "/v1/sandboxes", body=body, limit=_CREATE_LIMIT)
         except Refused as refused:
             if refused.status in {502, 504}:
-                raise Lost("the OpenSandbox server did not say what became of the sandbox") from refused
+                raise Lost(unknown) from refused
             raise
+        if not isinstance(made.get("id"), str):
+            # Something between answers in its name.
+            _log.error("the OpenSandbox server answers a create with something else: %s", str(made)[:500])
+            raise Lost(unknown)
+        return made
 
     async def get(self, sandbox: str) -> Details | None:
         """None: there is no such sandbox."""
@@ -218,7 +226,10 @@ class Server:
         found = await self._ask(
             "GET", f"/v1/sandboxes/{_part(sandbox)}/endpoints/{port}", query=query, limit=_LOOK_LIMIT
         )
-        address = str(found["endpoint"])
+        address = found.get("endpoint")
+        if not isinstance(address, str):
+            _log.error("the OpenSandbox server tells no endpoint: %s", str(found)[:500])
+            raise Internal("the OpenSandbox server does not say where the sandbox is")
         base = address if "://" in address else f"{self._scheme}://{address}"
         headers = {str(name): str(value) for name, value in (found.get("headers") or {}).items()}
         if self._through_it and self._key is not None:
@@ -313,7 +324,7 @@ class Server:
                     method, url, params=query, json=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                text = await response.text(errors="replace")
+                text = await _whole(response)
                 if response.status >= 300:
                     raise _refusal(response.status, text, response.headers.get("Retry-After"))
                 return _object(text)
@@ -323,6 +334,17 @@ class Server:
         except (aiohttp.ClientError, OSError) as error:
             _log.warning("the OpenSandbox server hung up: %s", error)
             raise Lost("the OpenSandbox server does not answer", retry_after=_RETRY_AFTER) from error
+
+
+async def _whole(response: aiohttp.ClientResponse) -> str:
+    """Raises Lost for what nobody could want to say: the log of a sandbox is in some of it."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _LONGEST_ANSWER:
+            response.close()
+            raise Lost("the OpenSandbox server answers with more than is read", retry_after=_RETRY_AFTER)
+    return body.decode(errors="replace")
 
 
 def _part(name: str) -> str:

@@ -94,7 +94,17 @@ async def test_refusals_of_both_shapes_become_errors_of_ours(answer, error, word
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 202 OK\r\nContent-Length: 9\r\n\r\n{", reply("504 x", b"{}"), reply("502 x")]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 202 OK\r\nContent-Length: 9\r\n\r\n{",
+        reply("504 x", b"{}"),
+        reply("502 x"),
+        reply("200 x", b"<html>log in, please</html>"),
+        reply("202 x", b'{"id": null}'),
+        reply("202 x", b'"' + b"x" * 20_000_000 + b'"'),
+    ],
+    ids=["nothing", "half", "504", "502", "a page of somebody's", "no id", "without an end"],
 )
 async def test_answer_that_never_came_is_told_from_a_refusal(answer):
     with pytest.raises(Lost):
@@ -156,6 +166,60 @@ async def test_stream_of_a_command_is_read_in_both_forms_and_not_to_its_end():
     assert outcome == Outcome(id="id1", exit_code=3, output=["a", "CommandExecError 3"])
     assert b"X-Route: r\r\n" in asked[0]
     assert b"X-EXECD-ACCESS-TOKEN: t\r\n" in asked[0]
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"type": "stdout", "text": "' + b"x" * 1000 + b'"}\n', b"x" * 5000], ids=["many lines", "one line"]
+)
+async def test_command_that_says_too_much_is_not_listened_to(said):
+    """A sandbox that starts anew on its files has what was left there in place of a shell."""
+    told = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal told
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while told < 64 * 2**20:
+                writer.write(said)
+                await writer.drain()
+                told += len(said)
+        writer.close()
+
+    listener = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with listener:
+        address = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        server = Server.connect(OpenSandboxSettings.read({"server": address}))
+        try:
+            with pytest.raises(Internal, match=r"^the sandbox could not be started$"):
+                await Execd(server.session, Endpoint(address, {}), "t").run("true")
+        finally:
+            await server.close()
+    # What sockets hold between the two, and a little more.
+    assert told < 32 * 2**20
+
+
+async def test_last_words_of_a_command_are_read_as_far_as_they_help():
+    status = reply("200 x", b'{"running": false, "exit_code": 1}')
+    async with answering(status, reply("200 x", b"y" * 5_000_000)) as (address, _):
+        server = Server.connect(OpenSandboxSettings.read({"server": address}))
+        try:
+            words = await Execd(server.session, Endpoint(address, {}), "t").end_of("c")
+        finally:
+            await server.close()
+    assert words is not None
+    assert words.startswith("it ended with 1: yyy")
+    assert len(words) < 3000
+
+
+async def test_endpoint_that_is_not_told_is_an_error_of_ours():
+    async with answering(reply("200 x", b"[]")) as (address, _):
+        server = Server.connect(OpenSandboxSettings.read({"server": address}))
+        try:
+            with pytest.raises(Internal, match="where the sandbox is"):
+                await server.endpoint("s", 1)
+        finally:
+            await server.close()
 
 
 def test_command_that_could_not_be_started_has_a_reason_in_place_of_its_code():
