@@ -32,7 +32,7 @@ from sandgate_core.quotas import Quotas
 from sandgate_core.records import SandboxRecord, Setup
 from sandgate_core.retraction import Retraction
 from sandgate_core.states import State
-from sandgate_errors import Canceled, DeadlineExceeded, SandgateError, Unavailable
+from sandgate_errors import Canceled, DeadlineExceeded, SandboxUnreachable, SandgateError, Unavailable
 from sandgate_plugin_api import Placement, SandboxRequest
 
 __all__ = ["Creation"]
@@ -201,6 +201,8 @@ def _nothing_begun() -> Iterator[None]:
     """A backend that is unavailable has started nothing, so a client may ask again that could not otherwise."""
     try:
         yield
+    except SandboxUnreachable:
+        raise  # that one was started
     except Unavailable as error:
         if error.should_retry is None:
             error.should_retry = True

@@ -29,7 +29,7 @@ from sandgate_core.locking import DatabaseLock
 from sandgate_core.sqlite_cursors import shorten
 from sandgate_errors import FailedPrecondition
 
-__all__ = ["KEEP_ENDED", "NOW", "forget_ended", "is_outage", "opened"]
+__all__ = ["KEEP_ENDED", "NOW", "forget_ended", "opened", "outage_of"]
 
 #: How long the record of an ended sandbox is kept, in microseconds: a week to ask what became of it.
 KEEP_ENDED = 7 * 24 * 3600 * clock.MICROSECONDS
@@ -221,11 +221,13 @@ async def _forget_cores(connection: AsyncConnection) -> None:
     await connection.execute(cores.delete().where(gone, cores.c.id.not_in(owners)))
 
 
-def is_outage(error: BaseException) -> bool:
-    """Whether an error says that the database cannot be asked now: it is away, locked, full, or hands out no connection."""
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-    return isinstance(error, PoolTimeout)
+def outage_of(error: Exception) -> str | None:
+    """Why the database cannot be asked now (it is away, locked, full, or hands out no connection), for the log.
+
+    None: the error says nothing of the kind.
+    """
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return _cause(error) if lost or isinstance(error, OperationalError | InterfaceError | PoolTimeout) else None
 
 
 def _cause(error: Exception) -> str:

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from sandgate_core import callers
 from sandgate_core.audit import ACTIONS, Audit
 from sandgate_core.callers import Callers
-from sandgate_core.database import is_outage
+from sandgate_core.database import outage_of
 from sandgate_core.routing import Routing
 from sandgate_core.telemetry import Telemetry
 from sandgate_errors import InvalidArgument, SandgateError, Unavailable
@@ -134,9 +134,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     outcome = status_of(error).name
                     await _refuse(context, error)
                 except Exception as error:
-                    if is_outage(error):
+                    if (reason := outage_of(error)) is not None:
                         outcome = grpc.StatusCode.UNAVAILABLE.name
-                        _log.error("the database cannot be asked", method=method, reason=type(error).__name__)
+                        _log.error("the database cannot be asked", method=method, reason=reason)
                         await _refuse(context, _outage())
                     outcome = "INTERNAL"
                     await _fail(context, method)

@@ -69,12 +69,19 @@ class TestMachineWithoutRoom:
 
 
 class TestBackendThatIsAway:
-    @pytest.mark.parametrize("cls", [Unavailable, SandboxUnreachable])
-    async def test_create_may_be_repeated_since_nothing_was_begun(self, core, backend, cls):
-        backend.creating = refusing(cls("the engine does not answer", retry_after=5))
-        with pytest.raises(cls) as refusal:
+    @pytest.mark.parametrize(
+        ("error", "may"),
+        [
+            (Unavailable("the engine does not answer", retry_after=5), True),
+            (Unavailable("the engine is being taken down", retry_after=5, should_retry=False), False),
+            (SandboxUnreachable("the sandbox has ended at once", retry_after=5), None),
+        ],
+    )
+    async def test_create_may_be_repeated_where_nothing_was_begun(self, core, backend, error, may):
+        backend.creating = refusing(error)
+        with pytest.raises(type(error)) as refusal:
             await core.owner.create()
-        assert (refusal.value.should_retry, refusal.value.retry_after) == (True, 5)
+        assert (refusal.value.should_retry, refusal.value.retry_after) == (may, 5)
 
     async def test_kill_says_when_to_ask_again_and_is_done_then(self, core, backend, world):
         made = await core.owner.create()
