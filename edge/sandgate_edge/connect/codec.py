@@ -120,6 +120,8 @@ def _document(data: bytes) -> dict[str, Any]:
         if _HALF_CHARACTER.search(data) is not None:
             # The library ends in errors of its own kind over these, in names and in places where no text belongs too.
             json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument("the message is not valid JSON: a text in it has half a surrogate pair") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the message is not valid JSON: {_brief(error)}") from error
     if not isinstance(document, dict):
