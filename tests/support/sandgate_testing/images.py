@@ -17,7 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
@@ -192,10 +192,18 @@ def _leave(lock: IO[bytes]) -> None:
         pattern = f"reference={_REPOSITORY}/*:{_tag(Path(lock.name).name.removeprefix(_LOCK))}-*"
         listing = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "--filter", pattern)
         if names := docker(*listing, check=False).stdout.split():
+            _remove_containers(names)
             docker("image", "rm", "-f", *names, check=False)
         # What a container still uses is the next run's to remove.
         if not docker(*listing, check=False).stdout.split():
             Path(lock.name).unlink(missing_ok=True)
+
+
+def _remove_containers(images: Iterable[str]) -> None:
+    """Of programs that were killed, such as the helper of an OpenSandbox server: nobody else knows of those."""
+    of_these = [word for image in images for word in ("--filter", f"ancestor={image}")]
+    if left := docker("ps", "-aq", *of_these, check=False).stdout.split():
+        docker("rm", "-f", "-v", *left, check=False)
 
 
 def _tag(run: str) -> str:
