@@ -17,8 +17,11 @@ from sandgate_errors import SandgateError
 
 __all__ = ["refusal", "wants_page"]
 
-#: Programs that probe a preview look for this one in the page, as E2B's has it.
-_TITLES: Mapping[type[SandgateError], str] = {PortClosed: "Closed Port Error"}
+_TITLES: Mapping[type[SandgateError], str] = {
+    SandboxGone: "Sandbox Not Found",
+    # Programs that probe a preview look for this one in the page, as E2B's has it.
+    PortClosed: "Closed Port Error",
+}
 _HINTS: Mapping[type[SandgateError], str] = {
     SandboxGone: "It may have been stopped, or have reached the end of its life.",
     PortClosed: "Start a server on this port in the sandbox, then load this page again.",
