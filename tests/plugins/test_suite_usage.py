@@ -19,11 +19,13 @@ def said(folder: Path, *arguments: str, config: str | None = None) -> tuple[int,
     done = subprocess.run(
         [*command, "--pyargs", SUITE, *arguments],
         cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+    assert [path.name for path in folder.iterdir() if path.name != "suite.toml"] == []
     return done.returncode, done.stdout + done.stderr
 
 

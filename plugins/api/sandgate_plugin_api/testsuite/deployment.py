@@ -73,11 +73,12 @@ class Deployment:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        # First: one that is not there leaves no folder.
+        self._class = find_backends([options.backend])[options.backend].backend
         # Short, because addresses of sockets are.
         self._folder = Path(tempfile.mkdtemp(prefix="sg-"))
         self.state_dir = self._made("state")
         self.runtime_dir = self._made("run")
-        self._class = find_backends([options.backend])[options.backend].backend
         self._sandboxes = 0
         self._found: frozenset[str] | None = None
 
