@@ -16,6 +16,7 @@ from sandgate_plugin_api.backend import (
     Capability,
 )
 from sandgate_plugin_api.hookspecs import HOOK_SECONDS, PROJECT, Registrar, hookimpl
+from sandgate_plugin_api.image_names import allows_image
 from sandgate_plugin_api.loading import ENTRY_POINT_GROUP
 from sandgate_plugin_api.policy import (
     Activity,
@@ -81,6 +82,7 @@ __all__ = [
     "agent_command",
     "agent_settings",
     "agent_sockets",
+    "allows_image",
     "hookimpl",
     "refused_settings",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sandgate_errors import FailedPrecondition
+from sandgate_plugin_api import allows_image, refused_settings
 
 __all__ = ["LEAST_MEMORY_MB", "DockerSettings", "MountSettings", "TemplateSettings"]
 
@@ -160,9 +160,7 @@ class DockerSettings(_Sandbox):
 
     def allows(self, reference: str) -> bool:
         """Whether clients may name this image."""
-        if isinstance(self.allow_images, bool):
-            return self.allow_images
-        return any(_pattern(pattern).fullmatch(reference) for pattern in self.allow_images)
+        return allows_image(self.allow_images, reference)
 
     @classmethod
     def read(cls, table: Mapping[str, object]) -> DockerSettings:
@@ -170,20 +168,5 @@ class DockerSettings(_Sandbox):
         try:
             return cls.model_validate(dict(table))
         except ValidationError as error:
-            faults = "; ".join(f"'{_place(fault['loc'])}': {_fault(fault['msg'])}" for fault in error.errors())
-            raise FailedPrecondition(f"settings of backend 'docker': {faults}") from None
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """With ``*`` over a slash, ``python:*`` would also be all that a host ``python`` has at any of its ports."""
-    kinds = {"**": ".*", "*": "[^/]*"}
-    return re.compile("".join(kinds.get(part) or re.escape(part) for part in re.split(r"(\*\*?)", text)))
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location))
-
-
-def _fault(message: str) -> str:
-    text = message.removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]
+            keys = {*cls.model_fields, *TemplateSettings.model_fields, *MountSettings.model_fields}
+            raise refused_settings(error.errors(), keys=keys) from None

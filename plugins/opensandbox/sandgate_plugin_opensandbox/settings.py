@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from sandgate_errors import FailedPrecondition
+from sandgate_plugin_api import allows_image, refused_settings
 
 __all__ = ["OpenSandboxSettings", "RegistrySettings", "TemplateSettings"]
 
@@ -164,9 +163,7 @@ class OpenSandboxSettings(_Sandbox):
 
     def allows(self, reference: str) -> bool:
         """Whether clients may name this image."""
-        if isinstance(self.allow_images, bool):
-            return self.allow_images
-        return any(fnmatch.fnmatchcase(reference, pattern) for pattern in self.allow_images)
+        return allows_image(self.allow_images, reference)
 
     @classmethod
     def read(cls, table: Mapping[str, object]) -> OpenSandboxSettings:
@@ -174,14 +171,5 @@ class OpenSandboxSettings(_Sandbox):
         try:
             return cls.model_validate(dict(table))
         except ValidationError as error:
-            faults = "; ".join(f"{_place(fault['loc'])}{_fault(fault['msg'])}" for fault in error.errors())
-            raise FailedPrecondition(f"settings of backend 'opensandbox': {faults}") from None
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return f"'{'.'.join(map(str, location))}': " if location else ""
-
-
-def _fault(message: str) -> str:
-    text = message.removeprefix("Value error, ")
-    return text[:1].lower() + text[1:]
+            keys = {*cls.model_fields, *TemplateSettings.model_fields}
+            raise refused_settings(error.errors(), keys=keys) from None

@@ -298,6 +298,7 @@ def test_tokens_are_the_same_for_all_who_share_the_settings_and_for_nobody_else(
         ("ghcr.io/me/tools:1", True),
         ("ghcr.io/me/tools@sha256:" + "0" * 64, True),
         ("ghcr.io/you/tools:1", False),
+        ("ghcr.io/me/more/tools:1", False),
         ("base", True),
         ("tools", False),
         ("ghcr.io/me/../you", False),
