@@ -18,6 +18,7 @@ from sandgate_plugin_api.backend import (
 from sandgate_plugin_api.hookspecs import HOOK_SECONDS, PROJECT, Registrar, hookimpl
 from sandgate_plugin_api.image_names import allows_image
 from sandgate_plugin_api.loading import ENTRY_POINT_GROUP
+from sandgate_plugin_api.patience import to_its_end
 from sandgate_plugin_api.policy import (
     Activity,
     AgentRequest,
@@ -85,4 +86,5 @@ __all__ = [
     "allows_image",
     "hookimpl",
     "refused_settings",
+    "to_its_end",
 ]

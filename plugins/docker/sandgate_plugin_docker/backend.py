@@ -30,12 +30,13 @@ from sandgate_plugin_api import (
     Survivor,
     Template,
     Usage,
+    to_its_end,
 )
 from sandgate_plugin_docker.boxes import Box, Identity, Shelf
 from sandgate_plugin_docker.checks import check_engine, check_templates, diagnose, how_to_reach
 from sandgate_plugin_docker.containers import HELPER_LABEL, LABEL
 from sandgate_plugin_docker.engine import Details, Engine, told
-from sandgate_plugin_docker.fleet import Fleet, name_of, runs, to_its_end
+from sandgate_plugin_docker.fleet import Fleet, name_of, runs
 from sandgate_plugin_docker.furnishing import Furnishing
 from sandgate_plugin_docker.images import ImageFacts, Images
 from sandgate_plugin_docker.networks import address_in

@@ -9,9 +9,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sandgate_bundle import Bundle
@@ -25,7 +24,7 @@ from sandgate_errors import (
     SandgateError,
     Unavailable,
 )
-from sandgate_plugin_api import Capability, Egress, Placement
+from sandgate_plugin_api import Capability, Egress, Placement, to_its_end
 from sandgate_plugin_docker.boxes import Box, Identity, Shelf
 from sandgate_plugin_docker.checks import cannot_limit_disks
 from sandgate_plugin_docker.containers import LABEL, NAME_LABEL, configuration, labels
@@ -37,11 +36,10 @@ from sandgate_plugin_docker.reaching import Reach
 from sandgate_plugin_docker.settings import DockerSettings, TemplateSettings
 from sandgate_plugin_docker.templates import Model
 
-__all__ = ["Fleet", "name_of", "runs", "to_its_end"]
+__all__ = ["Fleet", "name_of", "runs"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _EGRESS = "egress.json"
 #: Seconds between two tries to remove what an engine that was away has kept.
@@ -366,22 +364,3 @@ def _kept_egress(box: Box) -> Egress | None:
         return None
     known = json.loads(text)
     return Egress(internet=known["internet"], allow=tuple(known["allow"]), deny=tuple(known["deny"]))
-
-
-async def to_its_end(work: Awaitable[T]) -> T:
-    """Await ``work`` to its end even when cancelled meanwhile; the cancellation then goes on.
-
-    For what a cancellation must not tear apart: the engine goes on with a request whose connection is gone.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            _log.error("failed while its caller was cancelled", exc_info=failure)
-        raise cancelled
-    return task.result()

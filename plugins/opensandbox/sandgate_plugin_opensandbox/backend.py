@@ -26,12 +26,12 @@ from sandgate_plugin_api import (
     SandboxRequest,
     Survivor,
     Template,
+    to_its_end,
 )
 from sandgate_plugin_opensandbox.fleet import Fleet
 from sandgate_plugin_opensandbox.handles import id_of, name_of, running
 from sandgate_plugin_opensandbox.identity import Identity, Name
 from sandgate_plugin_opensandbox.keeping import Keeper
-from sandgate_plugin_opensandbox.patience import to_its_end
 from sandgate_plugin_opensandbox.pausing import Pausing
 from sandgate_plugin_opensandbox.probing import diagnose, probe
 from sandgate_plugin_opensandbox.rules import policy

@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from sandgate_errors import Internal, NotFound, SandgateError, Unavailable
-from sandgate_plugin_api import AgentAddress, Egress, Resources
+from sandgate_plugin_api import AgentAddress, Egress, Resources, to_its_end
 from sandgate_plugin_opensandbox.identity import Name
 from sandgate_plugin_opensandbox.keeping import Keeper, labels
-from sandgate_plugin_opensandbox.patience import to_its_end
 from sandgate_plugin_opensandbox.rules import policy
 from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server, has_ended, state_of, told
 from sandgate_plugin_opensandbox.starting import Starter

@@ -37,6 +37,7 @@ from sandgate_plugin_api import (
     Survivor,
     Template,
     Usage,
+    to_its_end,
 )
 from sandgate_plugin_process import bundle
 from sandgate_plugin_process.allowance import Allowance
@@ -474,23 +475,5 @@ def _give(box: Box, sandbox_id: str) -> Placement | None:
 
 
 async def _to_its_end(work: Awaitable[T], *, give_up: threading.Event | None = None) -> T:
-    """Await ``work`` to its end even when cancelled meanwhile; the cancellation then goes on.
-
-    For what a cancellation must not tear apart: a thread cannot be stopped, and a half-ended box would be left.
-    ``give_up`` is set then, for work that looks at it.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if give_up is not None:
-                give_up.set()
-    if cancelled is not None:
-        failure = None if task.cancelled() else task.exception()
-        if failure is not None and not isinstance(failure, Stopped):
-            _log.error("failed while its caller was cancelled", exc_info=failure)
-        raise cancelled
-    return task.result()
+    """A thread cannot be stopped, and a half-ended box would be left. ``give_up`` is set for work that looks at it."""
+    return await to_its_end(work, on_cancel=None if give_up is None else give_up.set, expected=Stopped)
