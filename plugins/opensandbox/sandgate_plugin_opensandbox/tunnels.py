@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -81,7 +82,14 @@ class Tunnel:
         # A task of our own, and not the streams': those take the cancellation of one for a fault.
         task = asyncio.ensure_future(self._carry(reader, writer))
         self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(functools.partial(self._ended, writer))
+
+    def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Here and not in the task: one that is cancelled before its first step never comes to its end."""
+        self._connections.discard(task)
+        writer.close()
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("the way to the agent behind %s ended by a fault", self._path.name, exc_info=fault)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -89,8 +97,6 @@ class Tunnel:
                 await _join(reader, writer, door)
         except (SandgateError, OSError, aiohttp.ClientError) as error:
             _log.warning("the agent behind %s cannot be reached: %s", self._path.name, error)
-        finally:
-            writer.close()
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         known = self._endpoint
