@@ -158,7 +158,7 @@ async def test_gateway_of_another_name_sees_none_of_it(gateway, backend, make_ga
 
 
 async def test_image_that_cannot_be_had_is_the_clients_fault_where_the_client_named_it(make_gateway):
-    gateway = make_gateway(allow_images=["localhost:1/*"])
+    gateway = make_gateway(allow_images=["localhost:1/**"])
     async with gateway.backend() as backend:
         assert await backend.find_template("localhost:2/no/such:tag") is None
         request = await gateway.request(backend, "localhost:1/no/such:tag")
