@@ -34,6 +34,8 @@ _LAST_WORD_SECONDS = 1.0
 # Room for what surrounds the largest payload: field tags, a second field, framing.
 _SLACK_BYTES = 1024 * 1024
 _READ_FILE = "/sandgate_api.agent.v1.Agent/ReadFile"
+# Enough for a gigabyte a second in one data centre.
+_READ_AHEAD_BYTES = 1024 * 1024
 # A host that lost its power says nothing: without being asked, its connection looks well.
 _TO_ANOTHER_HOST = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
@@ -57,6 +59,10 @@ class Agents:
             ("grpc.max_receive_message_length", max_rpc_bytes + _SLACK_BYTES),
             # A piece of a file in one frame, not in thirty.
             ("grpc.http2.max_frame_size", 1024 * 1024),
+            # What an agent may send ahead of its reader, on each stream. Left to itself the library measures how fast a
+            # connection is and grows this to tens of megabytes, which a client that does not read then leaves here.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
             ("grpc.max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.initial_reconnect_backoff_ms", 100),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -360,3 +362,34 @@ async def test_event_after_the_first_may_take_its_time(edge, monkeypatch):
     edge.agent.on["Start"] = late
     reply = await edge.stream(START, REQUEST)
     assert reply.body.endswith(b"\2\0\0\0\2{}")
+
+
+async def test_client_that_does_not_read_leaves_little_in_memory(edge):
+    """The agent is held up instead, and with it whoever writes: W10, and what B11 means for the gateway."""
+    piece, sent, clients = b"y" * 32 * 1024, 0, 10
+
+    async def unending(_request, _context):
+        nonlocal sent
+        while True:
+            yield process_pb2.StartResponse(
+                event=process_pb2.ProcessEvent(data=process_pb2.ProcessEvent.DataEvent(stdout=piece))
+            )
+            sent += len(piece)
+
+    edge.agent.on["Start"] = unending
+    headers = {"Content-Type": "application/connect+json"}
+    request = edge.request(START, headers=headers, body=raw_http.envelope({"process": {"cmd": "yes"}}))
+    with contextlib.ExitStack() as stack:
+        for _ in range(clients):
+            client = stack.enter_context(socket.socket())
+            # As little as can be: what the kernel holds is not the edge's.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(edge.address)
+            client.sendall(request)
+        before = -1
+        async with asyncio.timeout(60):
+            while sent > before:
+                before = sent
+                await asyncio.sleep(1)
+    kernels = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+    assert sent < clients * (kernels + 2 * 1024 * 1024)
