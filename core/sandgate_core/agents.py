@@ -42,6 +42,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # What a core calls is on this machine or in its cluster; a proxy from the environment is for the outside.
     ("grpc.enable_http_proxy", 0),
+    # What is sent ahead of its reader, on each stream. Left to itself the library measures how fast a connection is and
+    # grows this to tens of megabytes, which callers of the relay that do not read would leave here.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024 * 1024),
     # Shared subchannels carry one sandbox's connection backoff over to the next one at the same address.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
