@@ -26,7 +26,7 @@ _MIB = 1024 * 1024
 _ANSWER_SECONDS = 10.0
 
 
-@routes.get("/health", allow_head=False)
+@routes.get("/health")
 async def health(request: web.Request) -> web.Response:
     """204 for a sandbox that is there, 502 for one that is not; no token, and no stale answer: the core is asked.
 
@@ -43,7 +43,7 @@ async def health(request: web.Request) -> web.Response:
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 
-@routes.get("/ready", allow_head=False)
+@routes.get("/ready")
 async def ready(request: web.Request) -> web.Response:
     """Whether a request would be served: the core is asked. Needs no key, and tells no more than that."""
     if routing.sandbox_id_of(request) is not None:

@@ -206,6 +206,14 @@ async def test_ready_is_a_question_to_the_core_and_health_is_not(edge):
     assert (await edge.ask("/ready", method="GET")).status == 404
 
 
+async def test_load_balancers_may_ask_by_head(edge):
+    """Many probe by HEAD only. It says what GET does, without a body."""
+    for path, status in (("/health", 200), ("/ready", 503)):
+        reply = await edge.ask(path, method="HEAD", sandbox=None)
+        assert (reply.status, reply.body) == (status, b"")
+    assert (await edge.ask("/ready", method="HEAD")).status == 404
+
+
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HEALTHY = b'{"status": "ok"}'
 
