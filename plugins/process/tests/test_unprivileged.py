@@ -77,6 +77,7 @@ def place():
         "sandgate_errors",
         "sandgate_plugin_api",
         "sandgate_plugin_process",
+        "sandgate_testing",
     ):
         source = next(iter(importlib.util.find_spec(name).submodule_search_locations))
         shutil.copytree(source, library / name, ignore=shutil.ignore_patterns("__pycache__"))
