@@ -408,7 +408,8 @@ class TestWhatACrashLeaves:
             # A deletion meanwhile looks through all rows.
             await core.owner.call("DeleteSnapshot", id=ready.id)
             go_on.set()
-            assert await ids(core.owner) == [(await taking).id]
+            taken = await taking
+            assert await ids(core.owner) == [taken.id]
 
 
 async def _noted(noted, value):
