@@ -21,6 +21,7 @@ from sandgate_core.peers import Peers
 from sandgate_core.roster import Owner, Peer
 from sandgate_core.sharing import Sharing
 from sandgate_core.templates import Templates
+from sandgate_core.undelivered import if_undelivered
 from sandgate_errors import Unavailable
 from sandgate_plugin_api import Backend
 
@@ -157,9 +158,7 @@ class Routing:
         except asyncio.CancelledError:
             take_back()
             raise
-        if (task := asyncio.current_task()) is not None:
-            # While the answer is being sent.
-            task.add_done_callback(lambda ended: take_back() if ended.cancelled() else None)
+        if_undelivered(take_back)
         return sandboxes_pb2.CreateResponse.FromString(answer)
 
     async def _of_snapshot(self, request: sandboxes_pb2.CreateRequest, caller: Caller) -> tuple[Peers, Peer] | None:

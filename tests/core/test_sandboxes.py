@@ -13,6 +13,7 @@ from sandgate_api.core.v1 import sandboxes_pb2
 from sandgate_core.admission import CreateSpec
 from sandgate_core.callers import Caller
 from sandgate_core.listing import Query
+from sandgate_core.sandboxes import Sandboxes
 from sandgate_core.states import State
 from sandgate_core.store import Store
 from sandgate_errors import (
@@ -237,10 +238,23 @@ class TestCreate:
         await until(lambda: not world.boxes)
         assert (await sandboxes.questions.list(Query(), caller)).records == []
 
-    async def test_create_whose_answer_was_not_delivered_is_taken_back(self, sandboxes, world, until):
-        made = await sandboxes.create(CreateSpec(template="base", timeout=60_000_000), Caller(owner="o"))
-        sandboxes.take_back(made)
-        await until(lambda: not world.boxes)
+    async def test_create_that_is_cut_off_while_its_answer_is_being_sent_is_taken_back(
+        self, core, world, until, monkeypatch
+    ):
+        # C12
+        create = Sandboxes.create
+
+        async def cut_off(*arguments):
+            made = await create(*arguments)
+            # As gRPC does when the caller goes away; the handler has returned by then.
+            asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+            return made
+
+        monkeypatch.setattr(Sandboxes, "create", cut_off)
+        creating = asyncio.create_task(core.owner.create())
+        await until(lambda: world.destroyed and not world.boxes)
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
 
     async def test_many_at_once(self, core, world):
         owner = core.owner

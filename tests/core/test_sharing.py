@@ -21,7 +21,7 @@ from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2, teams
 from sandgate_core import clock, locking
 from sandgate_core.lease import Lease
 from sandgate_core.roster import Roster
-from sandgate_core.routing import ANYWHERE, ROUTED
+from sandgate_core.routing import ANYWHERE, ROUTED, Routing
 from sandgate_core.tokens import Tokens
 from sandgate_errors import (
     Conflict,
@@ -347,8 +347,24 @@ class TestSnapshotThatOneCoreKeeps:
         entry = (await second.internal.call("ListAudit", action="sandbox.create")).entries[0]
         assert entry.subject == made.id
 
-    async def test_is_not_started_from_for_nobody(self, hosts, pair, until):
-        """C12: callers leave before they have the answer, at any moment."""
+    @pytest.fixture
+    def answered(self, monkeypatch) -> set[str]:
+        """What was made elsewhere for calls whose answer was sent: from then on their caller's, even if it has just left."""
+        answered: set[str] = set()
+        created = Routing._created
+
+        async def noted(*arguments, **named):
+            answer = await created(*arguments, **named)
+            asyncio.current_task().add_done_callback(
+                lambda ended: None if ended.cancelling() else answered.add(answer.sandbox.id)
+            )
+            return answer
+
+        monkeypatch.setattr(Routing, "_created", noted)
+        return answered
+
+    async def test_is_not_started_from_for_nobody(self, hosts, pair, until, answered):
+        """C12: callers leave before they are answered, at any moment."""
         first, second = pair
         client = second.owner
         box = await first.owner.create()
@@ -357,11 +373,31 @@ class TestSnapshotThatOneCoreKeeps:
             creating = asyncio.create_task(client.create(template_id="kept"))
             await asyncio.sleep(random.random() * 0.06)
             creating.cancel()
-            (made,) = await asyncio.gather(creating, return_exceptions=True)
-            if not isinstance(made, BaseException):
-                await client.call("Kill", id=made.id)
-        await until(lambda: set(hosts[0].world.boxes) == {box.id})
-        assert await client.ids() == [box.id]
+            await asyncio.wait({creating})
+        await until(lambda: set(hosts[0].world.boxes) == {box.id} | answered)
+        assert set(await client.ids()) == {box.id} | answered
+
+    async def test_is_taken_back_when_it_is_cut_off_while_its_answer_is_being_sent(
+        self, hosts, pair, until, monkeypatch
+    ):
+        """C12"""
+        first, second = pair
+        box = await first.owner.create()
+        await first.owner.call("CreateSnapshot", id=box.id, name="kept")
+        created = Routing._created
+
+        async def cut_off(*arguments, **named):
+            answer = await created(*arguments, **named)
+            # As gRPC does when the caller goes away; the handler has returned by then.
+            asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+            return answer
+
+        monkeypatch.setattr(Routing, "_created", cut_off)
+        creating = asyncio.create_task(second.owner.create(template_id="kept"))
+        world = hosts[0].world
+        await until(lambda: world.destroyed and set(world.boxes) == {box.id})
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
 
     async def test_says_whose_it_is_while_that_core_is_away(self, hosts):
         async with hosts[1].core() as second:

@@ -25,6 +25,7 @@ from sandgate_core.states import State
 from sandgate_core.store import Change
 from sandgate_core.token_search import TokenSearch
 from sandgate_core.tokens import Tokens
+from sandgate_core.undelivered import if_undelivered
 from sandgate_errors import InvalidArgument, SandboxNotFound, Unauthenticated, Unavailable
 from sandgate_plugin_api import Activity, AgentAddress
 
@@ -67,7 +68,7 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
 
     async def Create(self, request: sandboxes_pb2.CreateRequest, context: Any) -> sandboxes_pb2.CreateResponse:  # noqa: N802
         record = await self._sandboxes.create(_spec_of(request), current())
-        _on_cancellation(lambda: self._sandboxes.take_back(record))
+        if_undelivered(lambda: self._sandboxes.take_back(record))
         return sandboxes_pb2.CreateResponse(sandbox=self._message_of(record))
 
     async def Get(self, request: sandboxes_pb2.GetRequest, context: Any) -> sandboxes_pb2.GetResponse:  # noqa: N802
@@ -315,13 +316,6 @@ class SandboxService(sandboxes_pb2_grpc.SandboxServiceServicer):
 
     def _access_token_of(self, record: SandboxRecord) -> str:
         return self._tokens.token_of(record.id, version=record.token_version) if record.secure else ""
-
-
-def _on_cancellation(act: Callable[[], None]) -> None:
-    """Run ``act`` if the current call is cancelled after its handler has returned, while the answer is being sent."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.add_done_callback(lambda ended: act() if ended.cancelled() else None)
 
 
 def _spec_of(request: sandboxes_pb2.CreateRequest) -> CreateSpec:
