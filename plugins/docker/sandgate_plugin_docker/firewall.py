@@ -1,10 +1,14 @@
 """Where sandboxes may go: packet filter rules of the engine's host, where that is this machine and the gateway may.
 
-Two chains of the gateway's own hang in the engine's hook for users' rules and in front of what the host itself takes::
+Two chains of the gateway's own hang in front of what is passed on, and in front of what the host itself takes::
 
-    DOCKER-USER --(from our bridge)--> SG-<gateway>      private ranges are closed; then, by the sender's address,
-                                       SGB-<box>         one sandbox's own rules, where it has any
-    INPUT       --(from our bridge)--> SG-<gateway>-IN   nothing on the host itself, the gateway included
+    DOCKER-USER, FORWARD --(from our bridge)--> SG-<gateway>      private ranges are closed; then, by the sender's address,
+                                                SGB-<box>         one sandbox's own rules, where it has any
+    INPUT                --(from our bridge)--> SG-<gateway>-IN   nothing on the host itself, the gateway included
+
+DOCKER-USER is the engine's hook for users' rules and stays first, also when an engine that starts anew puts its own rules in
+front. But whenever anybody makes a network, the engine takes the hook out for some milliseconds to put it first again: what
+is passed on then meets the chain in FORWARD.
 
 Rules are by the address of a sandbox, which it cannot change: it has neither NET_ADMIN nor NET_RAW.
 """
@@ -33,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for one call, most of which it may wait for others that change rules.
 _LIMIT = 20.0
-_HOOK = "DOCKER-USER"
+_HOOKS = ("DOCKER-USER", "FORWARD")
 #: Closed whatever a client's rules say: private, shared, link-local (cloud metadata), multicast, reserved.
 _CLOSED = (
     "0.0.0.0/8",
@@ -105,7 +109,7 @@ class Firewall:
         async with self._lock:
             boxes = [line for box, (_, rules) in self._boxes.items() for line in (f":{_chain(box)} - [0:0]", *rules)]
             await self._restore([*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()])
-            for hook, chain in ((_HOOK, self._out), ("INPUT", self._in)):
+            for hook, chain in _jumps(self._out, self._in):
                 jump = ["-i", self._network.bridge, "-j", chain]
                 if not await self._run("-C", hook, *jump, may_fail=True):
                     await self._run("-I", hook, "1", *jump)
@@ -176,7 +180,7 @@ class Firewall:
     async def _remove(self, gateway: str) -> None:
         out, into = f"SG-{gateway}", f"SG-{gateway}-IN"
         boxes = re.findall(rf"^-A {out} .*-j (SGB-\w+)$", await self._listed(out), re.MULTILINE)
-        for hook, chain in ((_HOOK, out), ("INPUT", into)):
+        for hook, chain in _jumps(out, into):
             await self._run("-D", hook, "-i", f"sg-{gateway}", "-j", chain, may_fail=True)
         for chain in (out, into, *boxes):
             await self._run("-F", chain, may_fail=True)
@@ -203,6 +207,11 @@ class Firewall:
             )
             raise Unavailable("the sandbox's network rules cannot be set at the moment")
         return done.returncode == 0
+
+
+def _jumps(out: str, into: str) -> Sequence[tuple[str, str]]:
+    """(where, to which chain)"""
+    return [*((hook, out) for hook in _HOOKS), ("INPUT", into)]
 
 
 def _chain(box: str) -> str:

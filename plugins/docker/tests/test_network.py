@@ -188,6 +188,26 @@ async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside,
         assert not await reaches(placement, outside)
 
 
+async def test_rules_hold_while_the_engine_makes_other_networks(gateway, backend, outside, reaches, run):
+    """It takes its hook for users' rules out for a moment each time, to put it first again."""
+    free = await gateway.create(backend)
+    bound = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
+    assert await reaches(free, outside)
+    # Hundreds of tries in a second, each of which may wait for an answer: refusals are rationed by the kernel.
+    attempt = f": < /dev/tcp/{outside}/8080 && echo reached"
+    tries = f"(until [ -e /tmp/over ]; do ({attempt}) & sleep 0.002; done; kill $(jobs -p); wait) 2>/dev/null; true"
+    probing = asyncio.create_task(run(bound, tries, "root"))
+    networks = [f"sgn-{secrets.token_hex(6)}" for _ in range(8)]
+    try:
+        for name in networks:
+            await asyncio.to_thread(docker, "network", "create", name)
+    finally:
+        for name in networks:
+            await asyncio.to_thread(docker, "network", "rm", name, check=False)
+        await run(bound, "touch /tmp/over", "root")
+    assert "reached" not in (await probing)[1]
+
+
 async def test_rules_of_a_gateway_that_was_killed_go_with_the_next_start(gateway, backend):
     """Its chains and its sandboxes', once its bridge is no more."""
     dead, box = secrets.token_hex(4), f"SGB-i{secrets.token_hex(10)}"
