@@ -304,9 +304,13 @@ async def test_end_of_the_sandbox_ends_its_downloads(edge: Any, source: Source) 
     """A descriptor would outlive it; what a killed sandbox had is not handed on, nor its disk space held (R13)."""
     before = open_files()
     reader, writer = await read_slowly(edge)
-    source.hang_up()
-    assert (await rest_of(reader))[1], "an orderly end"
-    writer.close()
+    try:
+        # More than comes before the descriptor: an agent that goes earlier has handed nothing over.
+        await reader.readexactly(2 * PIECE)
+        source.hang_up()
+        assert (await rest_of(reader))[1], "an orderly end"
+    finally:
+        writer.close()
     await settled(before)
 
 

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from sandgate_errors import InvalidArgument, Unavailable
@@ -108,11 +108,16 @@ class Firewall:
         """The rules for all sandboxes, in place of those of an earlier start."""
         async with self._lock:
             boxes = [line for box, (_, rules) in self._boxes.items() for line in (f":{_chain(box)} - [0:0]", *rules)]
-            await self._restore([*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()])
-            for hook, chain in _jumps(self._out, self._in):
-                jump = ["-i", self._network.bridge, "-j", chain]
-                if not await self._run("-C", hook, *jump, may_fail=True):
-                    await self._run("-I", hook, "1", *jump)
+            chains = [*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()]
+            await self._restore([*chains, *[line async for line in self._first()]])
+
+    async def _first(self) -> AsyncIterator[str]:
+        """Jumps in front of all else that there is: what makes a network puts rules there that let it through."""
+        for hook, chain in _jumps(self._out, self._in):
+            jump = f"-i {self._network.bridge} -j {chain}"
+            if await self._run("-C", hook, *jump.split(), may_fail=True):
+                yield f"-D {hook} {jump}"
+            yield f"-I {hook} 1 {jump}"
 
     async def sweep(self) -> None:
         """Remove what gateways that were killed have left: chains for a bridge that is no more."""

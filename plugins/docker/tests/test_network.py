@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from sandgate_errors import CapabilityMissing, InvalidArgument, Unavailable
 from sandgate_plugin_api import Capability, Egress
 from sandgate_plugin_docker.engine import Engine
 from sandgate_testing.engine import docker
+from sandgate_testing.gateway import wait_until
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root sets packet filter rules"),
@@ -22,43 +25,48 @@ pytestmark = [
     pytest.mark.xdist_group("docker-outside"),
 ]
 
-#: Of the ranges for documentation: public as far as rules go, and nobody's.
-_OUTSIDE = "198.51.100.2"
+#: A range for documentation: public as far as rules go, and nobody's.
+_RANGE = ipaddress.ip_network("198.51.100.0/24")
+_WEB_SERVER = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, h.ThreadingHTTPServer, port=8080)"
 
 
 @pytest.fixture
 def outside() -> Iterator[str]:
-    """Somebody on the internet, with a web server: a network namespace of this machine."""
-    name, here, there = f"sgt{os.getpid()}", f"sgh{os.getpid()}", f"sgn{os.getpid()}"
-    steps = [
-        f"netns add {name}",
-        f"link add {here} type veth peer name {there}",
-        f"link set {there} netns {name}",
-        f"addr add 198.51.100.1/30 dev {here}",
-        f"link set {here} up",
-        f"-n {name} addr add {_OUTSIDE}/30 dev {there}",
-        f"-n {name} link set {there} up",
-        f"-n {name} link set lo up",
-        f"-n {name} route add default via 198.51.100.1",
-    ]
-    server = None
+    """Somebody on the internet, with a web server: a network namespace that ends with the server, which ends with us."""
+    server = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", sys.executable, "-c", _WEB_SERVER],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/proc/self/fdinfo",
+    )
     try:
-        for step in steps:
-            subprocess.run(["ip", *step.split()], check=True, capture_output=True)
-        code = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, h.ThreadingHTTPServer, port=8080)"
-        server = subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, "-c", code],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/proc/self/fdinfo",
-        )
-        yield _OUTSIDE
+        yield _joined(server)
     finally:
-        if server is not None:
-            server.kill()
-            server.wait()
-        subprocess.run(["ip", "link", "del", here], check=False, capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        server.kill()
+        server.wait()
+
+
+def _joined(server: subprocess.Popen[bytes]) -> str:
+    """Connect a namespace with this machine's own, and return its address."""
+    ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{server.pid}/ns/net")
+    wait_until(lambda: theirs.readlink() != ours.readlink())
+    # Whoever was killed may have left addresses of the range behind.
+    taken = ip("-o", "-4", "address", "show")
+    subnets = _RANGE.subnets(new_prefix=30)
+    here, there = next(list(map(str, subnet.hosts())) for subnet in subnets if f"{subnet[1]}/30" not in taken)
+    name, peer = f"sgh{server.pid}", f"sgn{server.pid}"
+    ip("link", "add", name, "type", "veth", "peer", "name", peer)
+    ip("link", "set", peer, "netns", str(server.pid))
+    ip("address", "add", f"{here}/30", "dev", name)
+    ip("link", "set", name, "up")
+    inside = ["nsenter", "--target", str(server.pid), "--net", "ip"]
+    for step in (f"address add {there}/30 dev {peer}", f"link set {peer} up", f"route add default via {here}"):
+        subprocess.run([*inside, *step.split()], check=True, capture_output=True)
+    return there
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
 def iptables(*words: str) -> str:
@@ -188,8 +196,13 @@ async def test_warm_sandbox_gets_rules_before_it_is_given_away(gateway, outside,
         assert not await reaches(placement, outside)
 
 
-async def test_rules_hold_while_the_engine_makes_other_networks(gateway, backend, outside, reaches, run):
+@pytest.mark.parametrize("remade", [False, True], ids=["network of the start", "network made anew"])
+async def test_rules_hold_while_the_engine_makes_other_networks(gateway, backend, outside, reaches, run, remade):
     """It takes its hook for users' rules out for a moment each time, to put it first again."""
+    if remade:
+        docker("network", "rm", f"sandgate-{gateway.id}")
+        with pytest.raises(Unavailable):
+            await gateway.create(backend)
     free = await gateway.create(backend)
     bound = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
     assert await reaches(free, outside)
