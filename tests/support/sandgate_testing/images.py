@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
 
+from sandgate_testing import execd_stand_in
 from sandgate_testing.engine import docker
 
 __all__ = ["ImageFailed", "Images"]
@@ -160,7 +161,7 @@ class Images:
         return self._image("musl", functools.partial(_packed, _musl), changes)
 
     def execd(self) -> str:
-        """What an OpenSandbox server takes its program for sandboxes from; ours is a stand-in (``execd_stand_in.py``)."""
+        """What an OpenSandbox server takes its program for sandboxes from; ours is a stand-in (``execd_stand_in``)."""
         return self._image("execd", functools.partial(_packed, _execd), ())
 
     def empty(self, *changes: str) -> str:
@@ -295,7 +296,7 @@ def _musl(root: Path) -> None:
 
 def _execd(root: Path) -> None:
     _busybox(root)
-    shutil.copyfile(Path(__file__).with_name("execd_stand_in.py"), root / "execd")
+    execd_stand_in.pack(root / "execd")
     (root / "bootstrap.sh").write_text(_BOOTSTRAP)
     for name in ("execd", "bootstrap.sh"):
         (root / name).chmod(0o755)
