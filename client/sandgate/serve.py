@@ -136,7 +136,7 @@ def run(configuration: Configuration) -> None:
 
 
 class _Signals:
-    """The first signal asks to stop, a second to hurry."""
+    """The first signal asks to stop, a second to hurry; one that comes after the end changes nothing any more."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -151,6 +151,8 @@ class _Signals:
         try:
             yield
         finally:
+            # For good: what is left is to tidy up, and a signal would end that half-way and pass for a failure.
+            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             for number in numbers:
                 loop.remove_signal_handler(number)
 

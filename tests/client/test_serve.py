@@ -5,6 +5,7 @@ Sandboxes are not needed here (the journeys make them): the process backend make
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -308,6 +309,18 @@ def test_a_second_signal_hurries(serve, stand_in):
         serve.process.wait(1)
     serve.process.send_signal(signal.SIGTERM)
     assert serve.process.wait(12) == 0
+    assert processes_of(serve.state_dir) == {}
+
+
+def test_signals_that_go_on_until_the_end_do_not_make_it_a_failure(serve):
+    """The last of them come when the front has nothing left to do but to tidy up."""
+    serve.ready()
+    status = None
+    while status is None:
+        serve.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = serve.process.wait(0.005)
+    assert status == 0, serve.log()
     assert processes_of(serve.state_dir) == {}
 
 
