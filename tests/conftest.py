@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from sandgate_testing.containers import Containers
 from sandgate_testing.gateway import Gateway
 from sandgate_testing.images import Images
 from sandgate_testing.requirements import lacking, need
+from sandgate_testing.reserved_ports import ReservedPort
 from sandgate_testing.sdk import PackageUnavailable
 
 
@@ -40,6 +42,13 @@ def isolation(request: pytest.FixtureRequest) -> str:
     if chosen == "bubblewrap":
         need("bubblewrap")
     return chosen
+
+
+@pytest.fixture(scope="session")
+def reserve_port() -> Iterator[Callable[[], int]]:
+    """A port that nobody listens on and nobody is given; for a server of the test's own, or for none."""
+    with contextlib.ExitStack() as reserved:
+        yield lambda: reserved.enter_context(ReservedPort()).number
 
 
 @pytest.fixture(scope="session")

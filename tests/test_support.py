@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from sandgate_testing.gateway import wait_until
 from sandgate_testing.leftovers import processes_of, remains_of, sandboxes_of
 from sandgate_testing.raw_http import RawReply, envelope, envelopes
 from sandgate_testing.requirements import need
+from sandgate_testing.reserved_ports import ReservedPort
+
+#: ip(7): the range that ports for one socket are chosen from.
+IP_LOCAL_PORT_RANGE = 51
 
 
 @contextlib.contextmanager
@@ -33,6 +38,31 @@ def running(
 
 
 WAIT = "print(flush=True); input()"
+
+
+def test_reserved_port_is_closed_and_yet_a_servers_to_take_again_and_again() -> None:
+    with ReservedPort() as port:
+        for _ in range(2):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port.number), timeout=10)
+            with (
+                socket.create_server(("127.0.0.1", port.number)) as server,
+                socket.create_connection(("127.0.0.1", port.number), timeout=10),
+            ):
+                server.accept()[0].close()
+
+
+def test_reserved_port_is_given_to_nobody_who_asks_for_any() -> None:
+    with ReservedPort() as port, socket.socket() as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            asking.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=HH", port.number, port.number))
+        except OSError:
+            pytest.skip("this kernel does not know the option that leaves it no other choice")
+        with pytest.raises(OSError, match="in use"):
+            asking.bind(("127.0.0.1", 0))
+        port.close()
+        asking.bind(("127.0.0.1", 0))
 
 
 def test_nothing_remains_of_what_never_was(tmp_path: Path) -> None:

@@ -12,11 +12,8 @@ from sandgate_errors import FailedPrecondition, NotFound
 
 
 @pytest.fixture
-def address():
-    """A port that was free a moment ago; a clash makes the start fail, not pass."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def address(reserve_port):
+    return f"127.0.0.1:{reserve_port()}"
 
 
 @pytest.fixture

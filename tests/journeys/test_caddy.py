@@ -59,13 +59,13 @@ class Front:
 
 
 @pytest.fixture
-def front(make_gateway: Callable[..., Gateway], tmp_path: Path) -> Iterator[Front]:
+def front(make_gateway: Callable[..., Gateway], tmp_path: Path, reserve_port: Callable[[], int]) -> Iterator[Front]:
     need("caddy")
     config = tmp_path / "sandgate.toml"
     config.write_text('trusted_proxies = ["127.0.0.1"]\n')
     gateway = make_gateway(options=("--domain", DOMAIN, "--config", str(config)))
     gateway.start()
-    port = free_port()
+    port = reserve_port()
     environment = {
         "PATH": os.environ["PATH"],
         "XDG_DATA_HOME": str(tmp_path / "data"),
@@ -95,12 +95,6 @@ def front(make_gateway: Callable[..., Gateway], tmp_path: Path) -> Iterator[Fron
     assert gateway.remains() == []
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def shows_certificate(port: int, name: str, trust: ssl.SSLContext) -> bool:
     try:
         with (
@@ -113,10 +107,10 @@ def shows_certificate(port: int, name: str, trust: ssl.SSLContext) -> bool:
 
 
 @pytest.fixture
-def served(front: Front) -> tuple[Sandbox, str]:
+def served(front: Front, reserve_port: Callable[[], int]) -> tuple[Sandbox, str]:
     """A sandbox with a server, and the server's host."""
     sandbox = Sandbox.create(timeout=120, **front.gateway.sdk_options)
-    number = free_port()
+    number = reserve_port()
     sandbox.files.write("/tmp/events.py", EVENTS)
     sandbox.commands.run(f"python3 /tmp/events.py {number}", background=True, timeout=0)
     return sandbox, f"{number}-{sandbox.sandbox_id}.{DOMAIN}"

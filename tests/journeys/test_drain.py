@@ -18,6 +18,9 @@ from e2b.exceptions import SandboxNotRunningException
 
 from sandgate_testing.gateway import Gateway, wait_until
 
+#: What a request is told that has begun.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
 
 @pytest.fixture
 def draining(make_gateway: Callable[..., Gateway]) -> Gateway:
@@ -39,13 +42,15 @@ def headers_for(sandbox: Sandbox, content_type: str) -> dict[str, str]:
 
 
 def upload_that_waits(gateway: Gateway, sandbox: Sandbox, size: int) -> http.client.HTTPConnection:
-    """An upload whose second half is not sent yet."""
+    """An upload that is under way, and whose second half is not sent yet."""
     connection = http.client.HTTPConnection(*gateway.address, timeout=60)
     connection.putrequest("POST", "/files?path=half.bin&username=user")
     for name, value in headers_for(sandbox, "application/octet-stream").items():
         connection.putheader(name, value)
     connection.putheader("Content-Length", str(size))
+    connection.putheader("Expect", "100-continue")
     connection.endheaders()
+    assert connection.sock.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
     connection.send(b"x" * (size // 2))
     return connection
 
@@ -121,7 +126,7 @@ def test_running_requests_end_streams_are_reset_and_sandboxes_stay(draining: Gat
     # Its connection was reset, and the sandbox is not said to be gone.
     assert told is not None
     assert not isinstance(told, SandboxNotRunningException)
-    gateway.stop()
+    gateway.wait_for_end()
     gateway.start()
     again = Sandbox.connect(sandbox.sandbox_id, **gateway.sdk_options)
     assert again.files.read("half.bin") == "x" * 100_000 + "y" * 100_000

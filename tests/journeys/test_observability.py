@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -30,11 +29,8 @@ EDGES = 2
 
 
 @pytest.fixture
-def metrics_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def metrics_port(reserve_port: Callable[[], int]) -> int:
+    return reserve_port()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -88,12 +88,6 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def read_all(stream: socket.socket) -> None:
     while stream.recv(1 << 20):
         pass
@@ -124,8 +118,8 @@ def sandbox(gateway: Gateway) -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="module")
-def port(sandbox: Sandbox) -> int:
-    number = free_port()
+def port(sandbox: Sandbox, reserve_port: Callable[[], int]) -> int:
+    number = reserve_port()
     serve(sandbox, number)
     return number
 
@@ -139,9 +133,11 @@ def test_server_in_a_sandbox_is_reached_by_its_host(gateway: Gateway, sandbox: S
     assert told["headers"]["X-Forwarded-Host"] == sandbox.get_host(port)
 
 
-def test_closed_port_and_gone_sandbox_can_be_told_apart(gateway: Gateway, sandbox: Sandbox) -> None:
+def test_closed_port_and_gone_sandbox_can_be_told_apart(
+    gateway: Gateway, sandbox: Sandbox, reserve_port: Callable[[], int]
+) -> None:
     """R4, R5, B50."""
-    closed = free_port()
+    closed = reserve_port()
     reply = get(gateway, sandbox, closed)
     assert (reply.status_code, reply.json()["port"]) == (502, closed)
     assert "port is not open" in reply.json()["message"]
@@ -171,10 +167,10 @@ async def test_web_socket_echoes(gateway: Gateway, sandbox: Sandbox, port: int) 
             assert await ws.receive_bytes(timeout=20) == message
 
 
-def test_kill_resets_a_stream(gateway: Gateway) -> None:
+def test_kill_resets_a_stream(gateway: Gateway, reserve_port: Callable[[], int]) -> None:
     """R13, R14: never an orderly end, and health answers 502 by then."""
     box = Sandbox.create(timeout=300, **gateway.sdk_options)
-    number = free_port()
+    number = reserve_port()
     serve(box, number)
     with socket.create_connection(gateway.address, timeout=30) as stream:
         stream.sendall(f"GET /events HTTP/1.1\r\nHost: {box.get_host(number)}\r\n\r\n".encode())
@@ -210,17 +206,19 @@ def test_sandboxes_without_internet_have_ports_of_their_own(gateway: Gateway, is
 
 
 @pytest.mark.parametrize("user", ["user", "root"])
-def test_what_any_user_listens_on_is_reached(gateway: Gateway, sandbox: Sandbox, user: Any) -> None:
-    number = free_port()
+def test_what_any_user_listens_on_is_reached(
+    gateway: Gateway, sandbox: Sandbox, user: Any, reserve_port: Callable[[], int]
+) -> None:
+    number = reserve_port()
     start(sandbox, f"python3 -m http.server {number}", number, user=user, cwd="/tmp")
     assert get(gateway, sandbox, number).status_code == 200
 
 
-def test_private_sandbox_takes_its_token(gateway: Gateway) -> None:
+def test_private_sandbox_takes_its_token(gateway: Gateway, reserve_port: Callable[[], int]) -> None:
     """R10, R11."""
     box = Sandbox.create(timeout=60, network={"allow_public_traffic": False}, **gateway.sdk_options)
     try:
-        number = free_port()
+        number = reserve_port()
         serve(box, number)
         token = box.traffic_access_token
         assert token
@@ -241,11 +239,11 @@ def test_public_sandbox_has_no_traffic_token(sandbox: Sandbox) -> None:
     assert not sandbox.traffic_access_token
 
 
-def test_host_is_masked(gateway: Gateway) -> None:
+def test_host_is_masked(gateway: Gateway, reserve_port: Callable[[], int]) -> None:
     """R8."""
     box = Sandbox.create(timeout=60, network={"mask_request_host": "localhost:${PORT}"}, **gateway.sdk_options)
     try:
-        number = free_port()
+        number = reserve_port()
         serve(box, number)
         told = get(gateway, box, number).json()["headers"]
         assert told["Host"] == f"localhost:{number}"
@@ -257,13 +255,13 @@ def test_host_is_masked(gateway: Gateway) -> None:
             Sandbox.create(network={"mask_request_host": mask}, **gateway.sdk_options)
 
 
-def test_request_to_a_port_wakes_the_sandbox(gateway: Gateway) -> None:
+def test_request_to_a_port_wakes_the_sandbox(gateway: Gateway, reserve_port: Callable[[], int]) -> None:
     """R15: where it was asked for, and a request that may reach it."""
     lifecycle: Any = {"on_timeout": "pause", "auto_resume": True}
     network: Any = {"allow_public_traffic": False}
     box = Sandbox.create(timeout=300, lifecycle=lifecycle, network=network, **gateway.sdk_options)
     try:
-        number = free_port()
+        number = reserve_port()
         serve(box, number)
         token = box.traffic_access_token or ""
         assert get(gateway, box, number, e2b_traffic_access_token=token).status_code == 200
@@ -276,11 +274,11 @@ def test_request_to_a_port_wakes_the_sandbox(gateway: Gateway) -> None:
         box.kill()
 
 
-def test_paused_sandbox_sleeps_on_without_auto_resume(gateway: Gateway) -> None:
+def test_paused_sandbox_sleeps_on_without_auto_resume(gateway: Gateway, reserve_port: Callable[[], int]) -> None:
     """R15, and after a resume its ports answer again (B45), by whoever listens then (R17)."""
     box = Sandbox.create(timeout=300, **gateway.sdk_options)
     try:
-        number = free_port()
+        number = reserve_port()
         serve(box, number)
         assert get(gateway, box, number).status_code == 200
         box.pause()

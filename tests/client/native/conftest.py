@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -28,18 +27,14 @@ async def sandbox(kind: Any, gateway: Gateway) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def open_gateway(make_gateway: Callable[..., Gateway], free_port: int) -> Iterator[tuple[Gateway, int]]:
+def open_gateway(
+    make_gateway: Callable[..., Gateway], reserve_port: Callable[[], int]
+) -> Iterator[tuple[Gateway, int]]:
     """A gateway of the test's own whose core listens on a port, and that port."""
-    gateway = make_gateway(options=("--grpc-listen", str(free_port)))
+    port = reserve_port()
+    gateway = make_gateway(options=("--grpc-listen", str(port)))
     gateway.start()
-    yield gateway, free_port
+    yield gateway, port
     gateway.stop()
     assert gateway.remains() == []
 

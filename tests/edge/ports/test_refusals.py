@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 
 import pytest
 
@@ -18,15 +17,9 @@ async def read_all(reader: asyncio.StreamReader) -> None:
         pass
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-async def test_port_without_a_listener_is_said_so(ports):
+async def test_port_without_a_listener_is_said_so(ports, reserve_port):
     """R5, B50."""
-    port = free_port()
+    port = reserve_port()
     reply = await ports.ask("/", Host=f"{port}-ibox.box.test")
     assert reply.status == 502
     assert reply.json() == {
@@ -38,9 +31,9 @@ async def test_port_without_a_listener_is_said_so(ports):
     assert reply.headers["cache-control"] == "no-store"
 
 
-async def test_listener_that_starts_late_is_found(ports):
+async def test_listener_that_starts_late_is_found(ports, reserve_port):
     """R5."""
-    port = free_port()
+    port = reserve_port()
     asking = asyncio.create_task(ports.ask("/", Host=f"{port}-ibox.box.test"))
     script = (
         f"import socket; s = socket.create_server(('127.0.0.1', {port})); p = s.accept()[0]; p.recv(999);"
@@ -72,9 +65,9 @@ async def test_unknown_sandbox_is_said_so(ports):
         ({"Accept": "text/html"}, False),
     ],
 )
-async def test_page_is_for_people_and_json_for_programs(ports, headers, page):
+async def test_page_is_for_people_and_json_for_programs(ports, headers, page, reserve_port):
     """R6, B50: for a closed port and for a sandbox that is not there."""
-    for host in (f"{free_port()}-ibox.box.test", "3000-inobody.box.test"):
+    for host in (f"{reserve_port()}-ibox.box.test", "3000-inobody.box.test"):
         reply = await ports.send(raw_http.request("GET", "/", {"Host": host, **headers}))
         assert reply.status == 502
         assert reply.headers["content-type"].startswith("text/html" if page else "application/json")
@@ -82,9 +75,9 @@ async def test_page_is_for_people_and_json_for_programs(ports, headers, page):
         assert (b"port is not open" in reply.body) or (b"was not found" in reply.body)
 
 
-async def test_page_of_a_closed_port_has_the_title_that_programs_look_for(ports):
+async def test_page_of_a_closed_port_has_the_title_that_programs_look_for(ports, reserve_port):
     """R6: E2B's own tests and tools that probe a preview know the page by it."""
-    head = {"Host": f"{free_port()}-ibox.box.test", "User-Agent": BROWSER, "Sec-Fetch-Mode": "navigate"}
+    head = {"Host": f"{reserve_port()}-ibox.box.test", "User-Agent": BROWSER, "Sec-Fetch-Mode": "navigate"}
     page = (await ports.send(raw_http.request("GET", "/", head))).body
     assert b"<title>Closed Port Error</title>" in page
     assert b"<p>The sandbox is running but port is not open</p>" in page

@@ -25,6 +25,7 @@ from typing import Any, TypedDict, TypeVar
 from sandgate_testing.boxes import Box, ContainerBox, ProcessBox
 from sandgate_testing.containers import Containers, containers_of, remains_on_engine, remove_from_engine
 from sandgate_testing.leftovers import groups_of, processes_of, remains_of, sandboxes_of, thaw
+from sandgate_testing.reserved_ports import ReservedPort
 
 __all__ = ["Answer", "Gateway", "GatewayFailed", "SdkOptions", "wait_until"]
 
@@ -80,6 +81,8 @@ class Gateway:
         self._on_exit = on_exit
         self._options = options
         self._seed = seed
+        # Its clients find it there again after a restart.
+        self._port = ReservedPort()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.api_key = ""
@@ -88,11 +91,14 @@ class Gateway:
         """Starts it and returns once it has printed its address; a second start keeps address and key."""
         if self._containers is not None:
             self._containers.prepare(self.state_dir)
-        port = str(self.address[1]) if self.url else "0"
         out = self._folder / "stdout"
         with out.open("wb") as stdout, (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(port), env=self._environment(), stdin=subprocess.DEVNULL, stdout=stdout, stderr=log
+                self._command(str(self._port.number)),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=log,
             )
         exports = self._wait("print its address", lambda: self._exports(out))
         self.url = exports["E2B_API_URL"]
@@ -100,8 +106,12 @@ class Gateway:
 
     def stop(self, *, hard: bool = False) -> None:
         """SIGTERM (``hard``: SIGKILL) and wait. Raises GatewayFailed where it hangs or reports failure."""
+        self._started().send_signal(signal.SIGKILL if hard else signal.SIGTERM)
+        self.wait_for_end(hard=hard)
+
+    def wait_for_end(self, *, hard: bool = False) -> None:
+        """Of one that has been told to stop already: a second signal would hurry it. Raises as :meth:`stop` does."""
         process = self._started()
-        process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
         try:
             status = process.wait(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -139,6 +149,7 @@ class Gateway:
         for group in groups:
             with contextlib.suppress(OSError):
                 group.rmdir()
+        self._port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 
 from sandgate_testing.containers import Containers
 from sandgate_testing.engine import docker, engine_environment
+from sandgate_testing.reserved_ports import ReservedPort
 from sandgate_testing.sdk import pip_environment
 
 __all__ = ["OnServer", "OpenSandboxServer", "ServerFailed"]
@@ -46,7 +47,7 @@ class OpenSandboxServer:
         """``binds`` are mounted into every sandbox; ``extra`` is more of the configuration."""
         self._program = pip_environment("opensandbox-server", _VERSION) / "bin" / "opensandbox-server"
         self._folder = Path(tempfile.mkdtemp(prefix="osb-"))
-        self._port = _free_port()
+        self._port = ReservedPort()
         self._process: subprocess.Popen[bytes] | None = None
         self._config = self._folder / "config.toml"
         self._guard, self.ports = _ports_of_its_own()
@@ -54,7 +55,7 @@ class OpenSandboxServer:
             f"""
 [server]
 host = "127.0.0.1"
-port = {self._port}
+port = {self._port.number}
 api_key = "{_KEY}"
 max_sandbox_timeout_seconds = 86400
 [runtime]
@@ -77,7 +78,7 @@ mode = "direct"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self._port.number}"
 
     @property
     def settings(self) -> dict[str, object]:
@@ -133,6 +134,7 @@ mode = "direct"
                 self.call("DELETE", f"/v1/snapshots/{snapshot['id']}")
         self.stop()
         self._guard.close()
+        self._port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def sandboxes(self) -> list[dict[str, Any]]:
@@ -149,7 +151,7 @@ mode = "direct"
 
     def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         """One request with the server's key; its answer, whatever the status."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port.number, timeout=60)
         try:
             headers = {"OPEN-SANDBOX-API-KEY": _KEY, "Content-Type": "application/json"}
             connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
@@ -202,9 +204,3 @@ def _ports_of_its_own() -> tuple[socket.socket, range]:
             continue
         return guard, range(first + 1, first + _PORTS)
     raise ServerFailed("no range of ports is free")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
