@@ -6,6 +6,7 @@ What it keeps, and what it leaves out, stands at the top of ``sandgate_testing/e
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from sandgate_testing.execd_stand_in import pack
 
@@ -63,7 +65,7 @@ class Execd:
         self.http = http
         self.sessions: list[str] = []
 
-    async def call(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    async def call(self, method: str, path: str | URL, **options: Any) -> tuple[int, Any]:
         """Status and what the body says: JSON, or bytes where it is none."""
         async with self.http.request(method, path, **options) as response:
             body = await response.read()
@@ -234,18 +236,24 @@ class TestSessions:
             assert await attached.end() == 4
         assert attached.output[STDOUT] == b"42\n"
 
-    @pytest.mark.parametrize(("name", "code"), [("SIGTERM", -1), ("SIGKILL", -1), ("SIGINT", 9)])
-    async def test_signal_goes_to_the_group(self, execd: Execd, name: str, code: int) -> None:
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGHUP"])
+    async def test_signal_goes_to_the_group(self, execd: Execd, name: str) -> None:
         """A signalled process has no code of its own: -1, as Go has it."""
-        session = await execd.session("trap 'exit 9' INT; sleep 600 & echo $$ $!; wait; wait")
+        session = await execd.session("sleep 600 & echo $!; wait")
         async with execd.attached(session) as attached:
             await attached.until(b"\n")
-            child = int(attached.output[STDOUT].split()[1])
-            await attached.say(type="signal", signal="SIGNOTHING")
             await attached.say(type="signal", signal=name)
-            assert await attached.end() == code
-        # A shell makes the children that it does not wait for deaf to interrupts.
-        await gone(child) if name != "SIGINT" else os.kill(child, signal.SIGKILL)
+            assert await attached.end() == -1
+        await gone(int(attached.output[STDOUT]))
+
+    async def test_signal_can_be_caught_and_unknown_ones_are_ignored(self, execd: Execd) -> None:
+        session = await execd.session("trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done")
+        async with execd.attached(session) as attached:
+            await attached.until(b"ready")
+            for name in ("SIGNOTHING", "SIGUSR1", "9"):
+                await attached.say(type="signal", signal=name)
+            await attached.say(type="signal", signal="SIGINT")
+            assert await attached.end() == 9
 
     async def test_unknown_frames_are_named_and_pings_answered(self, execd: Execd) -> None:
         session = await execd.session("cat")
@@ -406,3 +414,310 @@ async def gone(pid: int) -> None:
     async with asyncio.timeout(60):
         while (path := Path(f"/proc/{pid}/stat")).exists() and path.read_text().rpartition(") ")[2][0] != "Z":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+def form(*pairs: tuple[object, bytes], boundary: str = "ab") -> bytes:
+    """What a client sends to ``/files/upload``: a description and its file, and so on."""
+    parts = []
+    for about, content in pairs:
+        metadata = about if isinstance(about, bytes) else json.dumps(about).encode()
+        for name, data in (("metadata", metadata), ("file", content)):
+            head = f'Content-Disposition: form-data; name="{name}"; filename="{name}"\r\nContent-Type: text/plain'
+            parts.append(f"--{boundary}\r\n{head}\r\n\r\n".encode() + data + b"\r\n")
+    return b"".join(parts) + f"--{boundary}--\r\n".encode()
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=ab"}
+
+
+async def upload(execd: Execd, *pairs: tuple[object, bytes]) -> tuple[int, Any]:
+    return await execd.call("POST", "/files/upload", data=io.BytesIO(form(*pairs)), headers=FORM)
+
+
+async def in_pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for position in range(0, len(data), size):
+        yield data[position : position + size]
+
+
+class TestFiles:
+    async def test_info_is_of_the_path_itself(self, execd: Execd, tmp_path: Path) -> None:
+        file, folder, link, pipe = (tmp_path / name for name in ("file", "folder", "link", "pipe"))
+        file.write_bytes(b"12345")
+        file.chmod(0o4640)
+        os.utime(file, ns=(0, 1_700_000_000_120_000_000))
+        folder.mkdir(0o700)
+        link.symlink_to("nowhere")
+        os.mkfifo(pipe)
+        params = [("path", str(path)) for path in (file, folder, link, pipe)]
+        status, found = await execd.call("GET", "/files/info", params=params)
+        assert status == 200
+        kinds = {path: (about["path"], about["type"]) for path, about in found.items()}
+        assert kinds == {
+            str(file): (str(file), "file"),
+            str(folder): (str(folder), "directory"),
+            str(link): (str(link), "symlink"),
+            str(pipe): (str(pipe), "other"),
+        }
+        about = found[str(file)]
+        # The digits are the octal ones, of what users, groups and others may.
+        assert (about["size"], about["mode"], found[str(folder)]["mode"]) == (5, 640, 700)
+        assert (about["owner"], about["group"]) == (file.owner(), file.group())
+        assert about["modified_at"] == "2023-11-14T22:13:20.12Z"
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z", about["created_at"])
+
+    async def test_one_missing_path_fails_the_whole_question(self, execd: Execd, tmp_path: Path) -> None:
+        params = [("path", str(tmp_path)), ("path", str(tmp_path / "missing"))]
+        status, error = await execd.call("GET", "/files/info", params=params)
+        assert (status, error["code"]) == (404, "FILE_NOT_FOUND")
+        assert error["message"] == f"file not found. {tmp_path}/missing: no such file or directory"
+        (tmp_path / "file").touch()
+        # As there, only what is missing is not found; the rest is an error of the server.
+        status, error = await execd.call("GET", "/files/info", params={"path": str(tmp_path / "file" / "below")})
+        assert (status, error["code"]) == (500, "RUNTIME_ERROR")
+        assert (await execd.call("GET", "/files/info", params={"path": "/a\0b"}))[0] == 500
+
+    async def test_names_need_not_be_text(self, execd: Execd, tmp_path: Path) -> None:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff name")).write_bytes(b"found")
+        url = URL(f"/files/download?path={tmp_path}/%FF+name", encoded=True)
+        assert await execd.call("GET", url) == (200, b"found")
+        found = (await execd.call("GET", "/directories/list", params={"path": str(tmp_path)}))[1]
+        assert [about["path"] for about in found] == [f"{tmp_path}/\ufffd name"]
+
+    async def test_download_is_exact(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(data := os.urandom(3 * MIB + 1))
+        async with execd.http.get("/files/download", params={"path": str(tmp_path / "file")}) as response:
+            assert (response.status, response.content_length) == (200, len(data))
+            assert await response.read() == data
+
+    @pytest.mark.parametrize(
+        ("asked", "status", "told", "content"),
+        [
+            ("bytes=0-3", 206, "bytes 0-3/10", b"0123"),
+            ("bytes=4-", 206, "bytes 4-9/10", b"456789"),
+            ("bytes=-3", 206, "bytes 7-9/10", b"789"),
+            ("bytes=-30", 206, "bytes 0-9/10", b"0123456789"),
+            ("bytes=8-99", 206, "bytes 8-9/10", b"89"),
+            ("bytes=1-1, 4-5", 206, "bytes 1-1/10", b"1"),
+            ("bytes=10-", 416, "bytes */10", b""),
+            ("bytes=5-4", 416, None, None),
+            ("bytes=-", 416, None, None),
+            ("lines=1-2", 416, None, None),
+        ],
+    )
+    async def test_range_of_a_file(
+        self, execd: Execd, tmp_path: Path, asked: str, status: int, told: str | None, content: bytes | None
+    ) -> None:
+        (tmp_path / "file").write_bytes(b"0123456789")
+        params, headers = {"path": str(tmp_path / "file")}, {"Range": asked}
+        async with execd.http.get("/files/download", params=params, headers=headers) as response:
+            assert (response.status, response.headers.get("Content-Range")) == (status, told)
+            if content is not None:
+                assert await response.read() == content
+
+    async def test_range_of_an_empty_file_is_all_of_it(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        params, headers = {"path": str(tmp_path / "file")}, {"Range": "bytes=0-9"}
+        assert await execd.call("GET", "/files/download", params=params, headers=headers) == (200, b"")
+
+    async def test_only_files_are_downloaded(self, execd: Execd, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        cases = (("missing", 404, "FILE_NOT_FOUND"), (".", 500, "RUNTIME_ERROR"), ("pipe", 500, "RUNTIME_ERROR"))
+        for name, status, code in cases:
+            answer = await execd.call("GET", "/files/download", params={"path": f"{tmp_path}/{name}"})
+            assert (name, answer[0], answer[1]["code"]) == (name, status, code)
+        assert (await execd.call("GET", "/files/download"))[1]["code"] == "MISSING_QUERY"
+
+    async def test_upload_makes_parents_and_gives_rights(self, execd: Execd, tmp_path: Path) -> None:
+        owner, group = tmp_path.owner(), tmp_path.group()
+        first = {"path": str(tmp_path / "a" / "b" / "one"), "owner": owner, "group": group, "mode": 640}
+        second = {"path": str(tmp_path / "two")}
+        assert await upload(execd, (first, b"one"), (second, b"")) == (200, b"")
+        one = tmp_path / "a" / "b" / "one"
+        assert (one.read_bytes(), one.stat().st_mode & 0o7777, one.owner()) == (b"one", 0o640, owner)
+        assert (tmp_path / "two").read_bytes() == b""
+
+    async def test_upload_writes_in_place(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"much longer than before")
+        os.link(tmp_path / "file", tmp_path / "same")
+        (tmp_path / "link").symlink_to("file")
+        assert (await upload(execd, ({"path": str(tmp_path / "link"), "mode": 600}, b"new")))[0] == 200
+        assert (tmp_path / "same").read_bytes() == b"new"
+        assert (tmp_path / "link").is_symlink()
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+    async def test_upload_may_come_in_any_pieces(self, execd: Execd, tmp_path: Path, size: int) -> None:
+        """In chunks, cut anywhere, of content that looks like the end of its part over and over."""
+        content = b"\r\n--a\r\n--\r\n\r\n--a--\r\n--" + bytes(range(256)) + b"\r\n--a\r"
+        data = form(({"path": str(tmp_path / "one")}, content), ({"path": str(tmp_path / "two")}, content[::-1]))
+        answer = await execd.call("POST", "/files/upload", data=in_pieces(data, size), headers=FORM)
+        assert answer == (200, b"")
+        assert (tmp_path / "one").read_bytes() == content
+        assert (tmp_path / "two").read_bytes() == content[::-1]
+
+    async def test_upload_is_not_held_in_memory(self, program: Path) -> None:
+        size = 192 * MIB
+        data = form(({"path": "/dev/null"}, bytes(size)))
+        with started(program) as address:
+            async with aiohttp.ClientSession(address, headers={"X-EXECD-ACCESS-TOKEN": TOKEN}) as http:
+                execd = Execd(http)
+                async with http.post("/files/upload", data=in_pieces(data, MIB), headers=FORM) as response:
+                    assert response.status == 200
+                most = (await run(execd, "grep VmHWM /proc/$PPID/status"))[0]
+        assert int(most.split()[1]) * 1024 < size // 2
+
+    async def test_full_disk_is_said_in_the_systems_words(self, execd: Execd) -> None:
+        """However much there still was to come."""
+        status, error = await upload(execd, ({"path": "/dev/full"}, bytes(8 * MIB)))
+        assert (status, error["code"]) == (500, "RUNTIME_ERROR")
+        assert error["message"] == "error copying file /dev/full. no space left on device"
+
+    @pytest.mark.parametrize(
+        ("about", "status", "code"),
+        [
+            (b"no JSON", 400, "INVALID_FILE_METADATA"),
+            (b"[]", 400, "INVALID_FILE_METADATA"),
+            ({"path": ""}, 400, "INVALID_FILE_METADATA"),
+            ({"path": 5}, 400, "INVALID_FILE_METADATA"),
+            ({"path": "/proc/none/file"}, 500, "RUNTIME_ERROR"),
+            ({"path": "."}, 500, "RUNTIME_ERROR"),
+            ({"path": "file", "owner": "nobody-of-that-name"}, 500, "RUNTIME_ERROR"),
+            ({"path": "file", "mode": 999}, 500, "RUNTIME_ERROR"),
+        ],
+    )
+    async def test_upload_that_cannot_be_done(
+        self, execd: Execd, tmp_path: Path, about: Any, status: int, code: str
+    ) -> None:
+        if isinstance(about, dict) and about["path"] in {".", "file"}:
+            about = {**about, "path": f"{tmp_path}/{about['path']}"}
+        answer = await upload(execd, (about, bytes(MIB)))
+        assert (answer[0], answer[1]["code"]) == (status, code)
+
+    async def test_form_has_descriptions_and_files_in_turn(self, execd: Execd, tmp_path: Path) -> None:
+        good = form(({"path": str(tmp_path / "file")}, b"content"))
+        metadata, file = (b"--ab\r\n" + part for part in good.removesuffix(b"--ab--\r\n").split(b"--ab\r\n")[1:])
+        end = b"--ab--\r\n"
+        cases = {
+            "INVALID_FILE_METADATA": (end, metadata.replace(b'; filename="metadata"', b"") + end),
+            "INVALID_FILE_CONTENT": (metadata + end,),
+            "INVALID_FILE": (file + metadata + end, metadata + metadata + file + end, metadata + file, b""),
+        }
+        for code, bodies in cases.items():
+            for body in bodies:
+                status, error = await execd.call("POST", "/files/upload", data=body, headers=FORM)
+                assert (body, status, error["code"]) == (body, 400, code)
+        assert (await execd.call("POST", "/files/upload", data=good))[1]["code"] == "INVALID_FILE"
+
+    async def test_file_moves_with_new_parents_and_over_nothing(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "one").write_bytes(b"1")
+        move = {"src": str(tmp_path / "one"), "dest": str(tmp_path / "new" / "two")}
+        assert await execd.call("POST", "/files/mv", json=[move]) == (200, b"")
+        assert (tmp_path / "new" / "two").read_bytes() == b"1"
+        assert (await execd.call("POST", "/files/mv", json=[move]))[1]["code"] == "FILE_NOT_FOUND"
+        (tmp_path / "one").write_bytes(b"another")
+        status, error = await execd.call("POST", "/files/mv", json=[move])
+        assert (status, error["code"]) == (500, "RUNTIME_ERROR")
+        assert (tmp_path / "new" / "two").read_bytes() == b"1"
+        for body in ([{"src": "/x"}], ["x"], {}):
+            assert (await execd.call("POST", "/files/mv", json=body))[0] == 400
+
+    async def test_rights_of_files_change(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for mode in (600, 755, 1777):
+            body = {str(tmp_path / "file"): {"mode": mode, "owner": tmp_path.owner(), "group": tmp_path.group()}}
+            assert await execd.call("POST", "/files/permissions", json=body) == (200, b"")
+            assert f"{(tmp_path / 'file').stat().st_mode & 0o7777:o}" == str(mode)
+        assert (await execd.call("POST", "/files/permissions", json={"/none": {"mode": 600}}))[0] == 500
+        assert (await execd.call("POST", "/files/permissions", json={"/none": 5}))[0] == 400
+
+    async def test_only_files_are_removed_as_files(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        params = [("path", str(tmp_path / name)) for name in ("file", "missing")]
+        assert await execd.call("DELETE", "/files", params=params) == (200, b"")
+        assert not (tmp_path / "file").exists()
+        status, error = await execd.call("DELETE", "/files", params={"path": str(tmp_path)})
+        assert (status, error["message"]) == (
+            500,
+            f"error removing file {tmp_path}. path is a directory: {tmp_path}",
+        )
+
+    async def test_directories_are_made_and_removed_with_all_in_them(self, execd: Execd, tmp_path: Path) -> None:
+        body = {str(tmp_path / "a" / "b"): {"mode": 750, "owner": tmp_path.owner(), "group": tmp_path.group()}}
+        assert await execd.call("POST", "/directories", json=body) == (200, b"")
+        assert (tmp_path / "a" / "b").stat().st_mode & 0o7777 == 0o750
+        # What is there keeps its rights.
+        assert await execd.call("POST", "/directories", json={str(tmp_path / "a" / "b"): {"mode": 700}}) == (200, b"")
+        assert (tmp_path / "a" / "b").stat().st_mode & 0o7777 == 0o750
+        (tmp_path / "a" / "file").touch()
+        (tmp_path / "link").symlink_to("a")
+        status, error = await execd.call("POST", "/directories", json={str(tmp_path / "a" / "file" / "c"): {}})
+        assert (status, error["message"].endswith("not a directory")) == (500, True)
+        for name in ("link", "missing"):
+            params = {"path": str(tmp_path / name)}
+            assert await execd.call("DELETE", "/directories", params=params) == (200, b"")
+        assert (tmp_path / "a" / "file").exists()
+        assert await execd.call("DELETE", "/directories", params={"path": str(tmp_path / "a")}) == (200, b"")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("depth", "names"),
+        [
+            (None, ["a", "link", "z"]),
+            ("0", []),
+            ("1", ["a", "link", "z"]),
+            ("2", ["a", "a/b", "a/c", "link", "z"]),
+            ("9", ["a", "a/b", "a/b/deep", "a/c", "link", "z"]),
+        ],
+    )
+    async def test_list_goes_as_deep_as_it_should(
+        self, execd: Execd, tmp_path: Path, depth: str | None, names: list[str]
+    ) -> None:
+        (tmp_path / "a" / "b" / "deep").mkdir(parents=True)
+        (tmp_path / "a" / "c").touch()
+        (tmp_path / "z").touch()
+        (tmp_path / "link").symlink_to("a")
+        params = {"path": f"{tmp_path}/"} | ({"depth": depth} if depth is not None else {})
+        status, found = await execd.call("GET", "/directories/list", params=params)
+        assert status == 200
+        assert [about["path"].removeprefix(f"{tmp_path}/") for about in found] == names
+
+    async def test_only_directories_are_listed(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tmp_path)
+        (tmp_path / "file").touch()
+        for name, status in (("link", 400), ("file", 400), ("missing", 404)):
+            params = {"path": str(tmp_path / name)}
+            assert (name, (await execd.call("GET", "/directories/list", params=params))[0]) == (name, status)
+        assert (await execd.call("GET", "/directories/list", params={"path": "/", "depth": "-1"}))[0] == 400
+        assert (await execd.call("GET", "/directories/list"))[0] == 400
+
+
+async def run(execd: Execd, command: str, **spec: object) -> tuple[str, dict[str, Any]]:
+    """What a command in the foreground wrote, and the last event."""
+    status, stream = await execd.call("POST", "/command", json={"command": command, **spec})
+    assert status == 200
+    events = [json.loads(text) for text in stream.split(b"\n\n") if text]
+    assert [event["type"] for event in events[:2]] == ["init", "ping"]
+    return "\n".join(event["text"] for event in events if event["type"] == "stdout"), events[-1]
+
+
+class TestCommands:
+    async def test_end_of_a_command_is_told(self, execd: Execd, tmp_path: Path) -> None:
+        said, last = await run(execd, "pwd; echo $MORE", cwd=str(tmp_path), envs={"MORE": "than before"})
+        assert (said, last["type"]) == (f"{tmp_path}\nthan before", "execution_complete")
+        said, last = await run(execd, "echo wrong >&2; exit 5")
+        assert (said, last["error"]["ename"], last["error"]["evalue"]) == ("wrong", "CommandExecError", "5")
+
+    async def test_command_goes_on_in_the_background(self, execd: Execd) -> None:
+        status, stream = await execd.call("POST", "/command", json={"command": "echo on; exit 3", "background": True})
+        events = [json.loads(text) for text in stream.split(b"\n\n") if text]
+        assert (status, [event["type"] for event in events]) == (200, ["init", "execution_complete"])
+        command = events[0]["text"]
+        async with asyncio.timeout(60):
+            while (about := (await execd.call("GET", f"/command/status/{command}"))[1])["running"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert about == {"id": command, "running": False, "exit_code": 3}
+        assert await execd.call("GET", f"/command/{command}/logs") == (200, b"on\n")
+
+    async def test_nonsense_is_refused(self, execd: Execd) -> None:
+        for body in (b"no JSON", b"[]", b"{}"):
+            assert (await execd.call("POST", "/command", data=body))[0] == 400
+        assert (await execd.call("GET", "/command/status/none"))[0] == 404
