@@ -307,11 +307,7 @@ class TestSessions:
         session = await execd.session("head -c 32000000 /dev/zero; touch done", cwd=str(tmp_path))
         async with execd.attached(session) as attached:
             await attached.until(b"\0")
-            offset, earlier = await offset_of(execd, session, 1), -1
-            while offset != earlier:
-                await asyncio.sleep(0.5)
-                offset, earlier = await offset_of(execd, session, 1), offset
-            assert offset < 16_000_000
+            assert await still(execd, session) < 16_000_000
             assert not (tmp_path / "done").exists()
             assert await attached.end() == 0
         assert len(attached.output[STDOUT]) == 32_000_000
@@ -370,6 +366,11 @@ class TestSessions:
             assert (await attached.until_said("error"))["code"] == "START_FAILED"
             assert not await attached.take()
 
+    async def test_nonsense_makes_no_session(self, execd: Execd, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for body, status in (({"command": 5}, 400), ([], 400), ({"cwd": f"{tmp_path}/file"}, 500)):
+            assert (body, (await execd.call("POST", "/pty", json=body))[0]) == (body, status)
+
     async def test_deleted_session_is_gone_with_its_processes(self, execd: Execd) -> None:
         session = await execd.session("sleep 600 & echo $!; wait")
         async with execd.attached(session) as attached:
@@ -401,11 +402,65 @@ class TestSessions:
                 await execd.close()
 
 
-async def offset_of(execd: Execd, session: str, least: int) -> int:
+class TestHarsh:
+    """What the genuine program does, which the stand-in does only when asked to."""
+
+    @pytest.fixture
+    async def harsh(self, program: Path) -> AsyncIterator[Execd]:
+        with started(program, EXECD_HARSH="1", EXECD_PING_SECONDS="9") as address:
+            async with aiohttp.ClientSession(address, headers={"X-EXECD-ACCESS-TOKEN": TOKEN}) as http:
+                execd = Execd(http)
+                yield execd
+                await execd.close()
+
+    async def test_ended_session_starts_again(self, harsh: Execd, tmp_path: Path) -> None:
+        session = await harsh.session("echo run >> runs; wc -l < runs", cwd=str(tmp_path))
+        for times in (1, 2, 3):
+            async with harsh.attached(session, pty=times % 2) as attached:
+                assert await attached.end() == 0
+        assert (tmp_path / "runs").read_text() == 3 * "run\n"
+
+    async def test_exit_overtakes_output(self, execd: Execd, harsh: Execd) -> None:
+        lost = []
+        for program in (execd, harsh):
+            session = await program.session("cat /dev/zero")
+            async with program.attached(session) as attached:
+                await attached.until(b"\0")
+                # Nobody reads, and so it ends with its pipe full.
+                await still(program, session)
+                await attached.say(type="signal", signal="SIGKILL")
+                async with asyncio.timeout(60):
+                    while (await program.call("GET", f"/pty/{session}"))[1]["running"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                assert await attached.end() == -1
+            lost.append(len(attached.output[STDOUT]) < await still(program, session))
+        assert lost == [False, True]
+
+    async def test_socket_that_takes_nothing_is_dropped(self, harsh: Execd) -> None:
+        """Long before it would be for not answering pings: then the process goes on."""
+        session = await harsh.session("head -c 64000000 /dev/zero; sleep 600")
+        async with harsh.attached(session) as attached:
+            await attached.until_said("connected")
+            assert await offset_of(harsh, session, 64_000_000, seconds=12) == 64_000_000
+            while await attached.take():
+                pass
+            assert attached.reason is None
+
+
+async def offset_of(execd: Execd, session: str, least: int, *, seconds: float = 60) -> int:
     """How much the process has written, once it is that much."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(seconds):
         while (offset := (await execd.call("GET", f"/pty/{session}"))[1]["output_offset"]) < least:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+    return offset
+
+
+async def still(execd: Execd, session: str) -> int:
+    """How much was written, once that grows no more."""
+    offset, earlier = await offset_of(execd, session, 1), -1
+    while offset != earlier:
+        await asyncio.sleep(0.3)
+        offset, earlier = await offset_of(execd, session, 1), offset
     return offset
 
 

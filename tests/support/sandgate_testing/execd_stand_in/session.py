@@ -14,6 +14,7 @@ import termios
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sandgate_testing.execd_stand_in import HARSH
 from sandgate_testing.execd_stand_in.websocket import BINARY, TEXT, WebSocket
 
 __all__ = ["Ring", "Session"]
@@ -94,12 +95,14 @@ class Session:
         return self._exited is not None and not self._exited.done()
 
     async def start(self, *, terminal: bool) -> None:
-        """Start the process unless that was done; raises OSError."""
+        """Start the process unless there is one; raises OSError."""
         async with self._starting:
             if self._closed:
                 raise OSError("pty session is closing")
-            if self._process is not None:
-                return
+            if self._ending is not None:
+                if self.running or not HARSH:
+                    return
+                await self._ending
             ends = _Ends.of_terminal() if terminal else _Ends.of_pipes()
             ours = {ends.stdin, *ends.outputs.values()}
             try:
@@ -151,8 +154,9 @@ class Session:
 
     async def _end(self, exited: asyncio.Task[int], drained: list[asyncio.Event]) -> int:
         code = await exited
-        for event in drained:
-            await event.wait()
+        if not HARSH:
+            for event in drained:
+                await event.wait()
         async with self._writing:
             if self.terminal:
                 # Its other processes lose it. What pipes lead to keeps them.

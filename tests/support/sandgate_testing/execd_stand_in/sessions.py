@@ -44,14 +44,17 @@ class Sessions:
 
     async def _create(self, exchange: Exchange) -> None:
         spec = await exchange.request.body.json(dict)
-        cwd = os.path.expanduser(spec.get("cwd") or "")
+        cwd, command = spec.get("cwd") or "", spec.get("command") or ""
+        if not isinstance(cwd, str) or not isinstance(command, str):
+            raise Failure(400, "INVALID_REQUEST_BODY", "error parsing request: cwd and command are text")
+        cwd = os.path.expanduser(cwd)
         try:
             if cwd:
                 os.makedirs(cwd, exist_ok=True)
         except OSError as error:
             raise Failure(500, "RUNTIME_ERROR", f"error creating pty session: {error.strerror}") from error
         session_id = str(uuid.uuid4())
-        self._sessions[session_id] = Session(cwd=cwd or None, command=spec.get("command") or "")
+        self._sessions[session_id] = Session(cwd=cwd or None, command=command)
         await answer_json(exchange.writer, {"session_id": session_id}, status=201)
 
     async def _tell(self, exchange: Exchange, session_id: str) -> None:

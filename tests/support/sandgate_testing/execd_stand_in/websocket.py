@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import AsyncGenerator
 
+from sandgate_testing.execd_stand_in import HARSH
 from sandgate_testing.execd_stand_in.http import Exchange, Failure
 
 __all__ = ["BINARY", "TEXT", "WebSocket"]
@@ -22,6 +23,7 @@ _MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 #: Seconds. Whoever leaves two pings without an answer is gone.
 _PING_INTERVAL = float(os.environ.get("EXECD_PING_SECONDS", "30"))
 _READ_DEADLINE = 2 * _PING_INTERVAL
+_WRITE_DEADLINE = _PING_INTERVAL / 3 if HARSH else None
 #: Seconds for the other side to agree to the end.
 _CLOSING_TIME = 5.0
 #: Bytes, where the genuine program knows no limit.
@@ -67,7 +69,13 @@ class WebSocket:
     async def send(self, opcode: int, payload: bytes) -> None:
         """Wait until the other side has taken enough of what was posted; raises OSError when it is gone."""
         self.post(opcode, payload)
-        await self._writer.drain()
+        try:
+            async with asyncio.timeout(_WRITE_DEADLINE):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            self._leave()
+            raise
 
     async def ping(self) -> None:
         """Again and again, until cancelled or nobody is there."""
@@ -117,10 +125,13 @@ class WebSocket:
         return bool(first & _FINAL), first & 0x0F, _unmasked(mask, await self._reader.readexactly(length))
 
     async def close(self, code: int, reason: str) -> None:
-        """Say that this is the end, after all that was sent. Closing at once could lose it on its way."""
+        """Say that this is the end, after all that was sent. Hanging up at once can lose it on its way."""
         await self.send(_CLOSE, struct.pack("!H", code) + reason.encode())
         self._closing = True
-        asyncio.get_running_loop().call_later(_CLOSING_TIME, self._writer.transport.abort)
+        if HARSH:
+            self._writer.close()
+        else:
+            asyncio.get_running_loop().call_later(_CLOSING_TIME, self._writer.transport.abort)
 
     def evict(self, code: int, reason: str) -> None:
         """Make it go now. One that does not even take what it was sent is not told why."""
