@@ -75,9 +75,8 @@ class Call:
         """Send a message that is on the wire's form already."""
         try:
             await self._context.write(message)
-        except grpc.aio.InternalError:
-            # What a write ends with that waited for a client which then left; the cancellation comes after it.
-            raise Canceled("the caller went away") from None
+        except grpc.aio.BaseError as error:
+            raise _ended(error) from None
 
     @property
     def requests(self) -> AsyncIterator[Any]:
@@ -117,6 +116,11 @@ class Call:
     def _text(self, key: str) -> str:
         value = self._metadata.get(key, "")
         return value if isinstance(value, str) else ""
+
+
+def _ended(error: grpc.aio.BaseError) -> Exception:
+    """What reading or writing has met: mostly that the caller left meanwhile, or the server stops, which is nobody's fault."""
+    return error if isinstance(error, grpc.aio.UsageError) else Canceled("the caller went away")
 
 
 def _status_text(message: str) -> str:
@@ -221,8 +225,11 @@ def _read(kind: type[Message], data: bytes) -> Message:
 
 
 async def _read_all(kind: type[Message], requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
-    async for data in requests:
-        yield _read(kind, data)
+    try:
+        async for data in requests:
+            yield _read(kind, data)
+    except grpc.aio.BaseError as error:
+        raise _ended(error) from None
 
 
 Method = Unary | ServerStream | ClientStream | BothStreams

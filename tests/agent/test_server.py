@@ -8,14 +8,18 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 
+from sandgate_agent.calls import _read_all
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import process_pb2, process_pb2_grpc
+from sandgate_errors import Canceled
 from sandgate_testing.agent_process import Agent, code_of
 
 SERVING = b"\x08\x01"
@@ -246,3 +250,19 @@ async def test_agent_on_a_port_serves_by_tls_where_it_is_given_a_certificate(tmp
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    "error", [grpc.aio.InternalError("RPC already finished."), cygrpc._ServerStoppedError("stopped")]
+)
+async def test_call_that_the_server_or_its_caller_ended_is_no_fault(error: Exception) -> None:
+    """Met while it reads its messages: what the library raises depends on the moment."""
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b""
+        raise error
+
+    read = _read_all(agent_pb2.DialRequest, messages())
+    await anext(read)
+    with pytest.raises(Canceled):
+        await anext(read)
