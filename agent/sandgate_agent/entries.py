@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sandgate_agent.accounts import OwnerNames
 
-__all__ = ["METADATA_PREFIX", "Entry", "Kind", "describe", "entry_at"]
+__all__ = ["METADATA_PREFIX", "Entry", "Kind", "describe", "entry_at", "permissions"]
 
 METADATA_PREFIX = "user.e2b."
 #: The file system keeps no attributes, or not for this kind of file; or the entry has vanished meanwhile.
@@ -81,7 +81,7 @@ def describe(path: bytes, name: bytes, info: os.stat_result, names: OwnerNames) 
         _text(path),
         info.st_size,
         mode & 0o777,
-        _permissions(info.st_mode),
+        permissions(info.st_mode),
         names.user(info.st_uid),
         names.group(info.st_gid),
         info.st_mtime_ns,
@@ -105,7 +105,7 @@ def _kind(mode: int) -> Kind:
 
 
 @functools.lru_cache(maxsize=512)
-def _permissions(mode: int) -> str:
+def permissions(mode: int) -> str:
     """As the Go standard library writes a mode (F10)."""
     letters = ""
     kind = _TYPE_LETTERS.get(stat.S_IFMT(mode), "")

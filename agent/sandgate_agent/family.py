@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sandgate_agent.marks import mark_of
 
-__all__ = ["Families", "Family"]
+__all__ = ["Families", "Family", "Reaching"]
 
 _Key = TypeVar("_Key")
 
@@ -74,6 +74,19 @@ class Family:
     #: The command itself, once seen. Whatever else has its number later has taken it over.
     leader: _Relative | None = None
     leader_reaped: bool = False
+
+
+class Reaching(Protocol):
+    """Whom the signals of a command reach: here, or wherever else its processes are."""
+
+    async def signal(self, family: Family, number: int) -> None:
+        """Send to all of it."""
+
+    async def end(self, family: Family) -> None:
+        """SIGKILL to all of it, such that none gets away."""
+
+    async def alive(self, family: Family) -> bool:
+        """Whether any of it lives."""
 
 
 class Families:

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 
 from sandgate_agent import frames
 from sandgate_agent.accounts import Account
+from sandgate_agent.command import Command, Reach
+from sandgate_agent.descriptors import Descriptors
+from sandgate_agent.family import Families
 from sandgate_errors import Internal, InvalidArgument, ResourceExhausted, SandgateError, Unavailable
 
 __all__ = ["Child", "Launcher", "Program"]
@@ -61,6 +64,8 @@ class Child:
         #: The wait status; None when it was lost.
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.orphan_status: int | None = None
+        #: Called with what whoever follows its output has to hear, where it does not come to them whole.
+        self.on_trouble: Callable[[SandgateError], None] = lambda _: None
         self._pidfd = pidfd
 
     @property
@@ -290,6 +295,7 @@ class Launcher:
         self.switches_users = switches_users
         #: The ancestor of everything that is started here.
         self.root_pid = root_pid
+        self.families = Families(root_pid)
         self._on_root_lost = on_root_lost
         #: Where the next program of an account is started.
         self._spawners: dict[tuple[object, ...], _AccountSpawner] = {}
@@ -303,6 +309,28 @@ class Launcher:
     def warm(self, account: Account) -> None:
         """Have the account's spawner ready before it is first needed."""
         self._spawner(account)
+
+    async def start(
+        self, command: Command, account: Account, *, env: dict[str, str], cwd: str, mark: int
+    ) -> tuple[Child, Descriptors]:
+        """Start what a caller asked for, with descriptors to follow it. Raises as :meth:`launch`."""
+        # A user without files of its own shares the agent's id, which owns new terminals already.
+        owner = account.uid if account.uid != os.geteuid() and self.switches_users else None
+        descriptors = Descriptors.open(command.size, stdin=command.stdin, owner=owner)
+        program = Program(
+            argv=[command.cmd, *command.args],
+            env=env,
+            cwd=cwd,
+            fds=descriptors.theirs,
+            terminal=command.size is not None,
+            mark=mark,
+            subreaper=command.reach is Reach.TREE,
+        )
+        try:
+            return await self.launch(account, program), descriptors
+        except BaseException:
+            descriptors.close_ours()
+            raise
 
     async def launch(self, account: Account, program: Program) -> Child:
         """Start a program.

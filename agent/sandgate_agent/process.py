@@ -1,91 +1,44 @@
-"""One process that was started through the agent: what was asked for, and its life (behaviour.md 3-6).
+"""One process that was started through the agent: its life (behaviour.md 3-6).
 
-Between the table (:mod:`sandgate_agent.processes`) and the launcher, which has programs started. A process is *live* from
+Between the table (:mod:`sandgate_agent.processes`) and the launcher, which has programs started. What was asked for is a
+:class:`sandgate_agent.command.Command`. A process is *live* from
 its start to its end event. The end event is due when the program was reaped and its pipes are at their end (O8), or when
 it was reaped after a signal or the time limit (O9), or, on a terminal, when it was reaped: what a child writes to the
 terminal later has no reader (as with any terminal whose shell is gone). While something is being ended it is not due yet,
 so that after the end event nothing of it is left.
 
-How far signals and the time limit reach is a :class:`Reach`; who is reached is for :mod:`sandgate_agent.family` to find.
+How far signals and the time limit reach is said there, too; who is reached is for :mod:`sandgate_agent.family` to find.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
 
+from sandgate_agent.command import Command
 from sandgate_agent.countdown import Countdown
 from sandgate_agent.ends import End
-from sandgate_agent.family import Families, Family
+from sandgate_agent.family import Family, Reaching
 from sandgate_agent.journal import Recorder
 from sandgate_agent.launcher import Child
 from sandgate_agent.output import Follower, Output
-from sandgate_agent.pty import Size, Terminal
+from sandgate_agent.pty import Terminal
 from sandgate_agent.retention import Stream
 from sandgate_agent.stdin import Stdin
-from sandgate_errors import DeadlineExceeded, InvalidArgument, PermissionDenied, SandgateError
+from sandgate_errors import DeadlineExceeded, PermissionDenied, SandgateError
 
-__all__ = ["Command", "Process", "Reach"]
+__all__ = ["Process"]
 
 log = logging.getLogger(__name__)
 
-_LONGEST_GRACE = 60.0
 #: How often is looked whether all of a command obeyed the SIGTERM at its time limit.
 _GRACE_LOOK_SECONDS = 0.05
 #: SIGKILL works in microseconds, except on a process that hangs in the kernel: its limit is reported all the same.
 _DEATH_SECONDS = 2.0
-
-
-class Reach(enum.Enum):
-    """What signals and the time limit of a command reach (behaviour.md, end of 15.2)."""
-
-    #: The process group, and whatever else of the command the kernel lets us know: the default (B03).
-    FAMILY = enum.auto()
-    #: The process group alone: what left it lives on (X1, X3, X9).
-    GROUP = enum.auto()
-    #: The family, and the command is made the subreaper of its descendants so that none can get away (X4-X6).
-    TREE = enum.auto()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """What a caller asked to start."""
-
-    cmd: str
-    args: Sequence[str] = ()
-    envs: Mapping[str, str] = field(default_factory=dict)
-    #: As asked for; the resolved one is an argument of its own.
-    cwd: str | None = None
-    tag: str | None = None
-    stdin: bool = True
-    #: Present: on a terminal.
-    size: Size | None = None
-    #: Seconds.
-    limit: float | None = None
-    reach: Reach = Reach.FAMILY
-    #: Seconds from SIGTERM to SIGKILL at the limit; 0: SIGKILL at once.
-    term_grace: float = 0.0
-    #: Whether output waits for a reader (X13).
-    strict_output: bool = False
-
-    def check(self) -> None:
-        if not self.cmd:
-            raise InvalidArgument("cmd is empty")
-        if any("\0" in text for text in (self.cmd, *self.args)):
-            raise InvalidArgument("cmd and args must not contain a NUL byte")
-        for name, value in self.envs.items():
-            if not name or "=" in name or "\0" in name or "\0" in value:
-                raise InvalidArgument(f"'{name[:100]}' is not a valid variable, or its value contains a NUL byte")
-        if self.size is not None:
-            self.size.check()
-        if not 0 <= self.term_grace <= _LONGEST_GRACE:
-            raise InvalidArgument(f"term_grace is not between 0 and {_LONGEST_GRACE:g} s")
 
 
 class Process:
@@ -97,7 +50,7 @@ class Process:
         child: Child,
         *,
         family: Family,
-        families: Families,
+        families: Reaching,
         sources: Mapping[Stream, int],
         stdin: Stdin | None,
         terminal: Terminal | None,
@@ -122,6 +75,7 @@ class Process:
         #: The follower that started it: its stream ends with an error when the limit passes.
         self.starter: Follower | None = None
         self._child = child
+        child.on_trouble = self.output.fail_all
         self._on_end = on_end
         self.family = family
         self._families = families

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from sandgate_agent.accounts import Account
+from sandgate_agent.command import Command, Reach
 from sandgate_agent.descriptors import Descriptors
 from sandgate_agent.ends import End
-from sandgate_agent.family import Families, Family
+from sandgate_agent.family import Family, Reaching
 from sandgate_agent.journal import Journal
-from sandgate_agent.launcher import Child, Launcher, Program
+from sandgate_agent.launcher import Child
 from sandgate_agent.marks import MARKS
 from sandgate_agent.output import Follower
-from sandgate_agent.process import Command, Process, Reach
+from sandgate_agent.process import Process
 from sandgate_agent.remembered import Ended, Remembered
 from sandgate_agent.stdin import Stdin
 from sandgate_errors import Internal, NotFound, ResourceExhausted, SandgateError, Unavailable
 
-__all__ = ["Processes", "Selector"]
+__all__ = ["Processes", "Programs", "Selector"]
 
 MOST_PROCESSES = 1024
 
@@ -45,17 +46,29 @@ class Selector:
         return NotFound(f"process with tag '{self.tag}' not found")
 
 
+class Programs(Protocol):
+    """Who starts programs: the spawners of this sandbox, or whatever else can where the agent is not in it."""
+
+    @property
+    def families(self) -> Reaching:
+        """Whom signals reach."""
+
+    async def start(
+        self, command: Command, account: Account, *, env: dict[str, str], cwd: str, mark: int
+    ) -> tuple[Child, Descriptors]:
+        """Start it, and what it reads and writes. ``mark`` is what its processes may be recognized by."""
+
+
 class Processes:
     """The table. Its tasks are starts, which outlive the call that asked for them (see the module's docstring)."""
 
-    def __init__(self, launcher: Launcher, journal: Journal) -> None:
-        self._launcher = launcher
+    def __init__(self, programs: Programs, journal: Journal) -> None:
+        self._programs = programs
         self._journal = journal
         self._live: dict[int, Process] = {}
         self._remembered = Remembered()
         self._starting: set[asyncio.Task[tuple[Process, Follower]]] = set()
         self._marks = itertools.cycle(MARKS)
-        self._families = Families(launcher.root_pid)
         self._closed = False
 
     def __iter__(self) -> Iterator[Process]:
@@ -78,6 +91,11 @@ class Processes:
         except asyncio.CancelledError:
             task.add_done_callback(_leave)
             raise
+
+    def adopt(self, command: Command, child: Child, descriptors: Descriptors) -> None:
+        """Take up a program that runs already. Nobody follows it so far."""
+        process, follower = self._register(command, child, mark=0, descriptors=descriptors)
+        process.output.leave(follower)
 
     def find(self, selector: Selector) -> Process:
         """A live process. Of several with one tag, the newest."""
@@ -122,37 +140,22 @@ class Processes:
     async def _start(
         self, command: Command, account: Account, *, env: dict[str, str], cwd: str
     ) -> tuple[Process, Follower]:
-        # A user without files of its own shares the agent's id, which owns new terminals already.
-        owner = account.uid if account.uid != os.geteuid() and self._launcher.switches_users else None
-        descriptors = Descriptors.open(command.size, stdin=command.stdin, owner=owner)
-        program = Program(
-            argv=[command.cmd, *command.args],
-            env=env,
-            cwd=cwd,
-            fds=descriptors.theirs,
-            terminal=command.size is not None,
-            mark=self._free_mark(),
-            subreaper=command.reach is Reach.TREE,
-        )
-        try:
-            child = await self._launcher.launch(account, program)
-        except BaseException:
-            descriptors.close_ours()
-            raise
-        return self._register(command, program, child, descriptors=descriptors)
+        mark = self._free_mark()
+        child, descriptors = await self._programs.start(command, account, env=env, cwd=cwd, mark=mark)
+        return self._register(command, child, mark=mark, descriptors=descriptors)
 
     def _free_mark(self) -> int:
         used = {process.family.mark for process in self._live.values()}
         return next(mark for mark in self._marks if mark not in used)
 
     def _register(
-        self, command: Command, program: Program, child: Child, *, descriptors: Descriptors
+        self, command: Command, child: Child, *, mark: int, descriptors: Descriptors
     ) -> tuple[Process, Follower]:
         process = Process(
             command,
             child,
-            family=Family(pid=child.pid, mark=program.mark, group_only=command.reach is Reach.GROUP),
-            families=self._families,
+            family=Family(pid=child.pid, mark=mark, group_only=command.reach is Reach.GROUP),
+            families=self._programs.families,
             sources=descriptors.outputs,
             stdin=descriptors.stdin,
             terminal=descriptors.terminal,

@@ -36,12 +36,14 @@ class Identity:
 class Sandbox:
     """Answers who acts, where and with which variables. The last Init call holds."""
 
-    def __init__(self, accounts: Accounts, *, system_files: bool, programs: str | None = None) -> None:
-        """``programs`` is a folder that comes first on the PATH of commands."""
+    def __init__(
+        self, accounts: Accounts, *, system_files: bool, programs: str | None = None, path: str | None = None
+    ) -> None:
+        """``programs`` is a folder that comes first on the PATH of commands; ``path`` is the rest, in place of our own."""
         self.accounts = accounts
         self._system_files = system_files
         self._identity: Identity | None = None
-        path = os.environ.get("PATH") or _FALLBACK_PATH
+        path = path or os.environ.get("PATH") or _FALLBACK_PATH
         self._path = f"{programs}:{path}" if programs else path
 
     @property

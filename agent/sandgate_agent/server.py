@@ -78,7 +78,10 @@ async def serve(settings: Settings, *, control: socket.socket, root_spawner: int
     watchers = Watchers()
     listeners = Listeners(root_spawner) if settings.network == "shared" else None
     tunnels = Tunnels(listeners, closed=settings.closed_ports)
-    agent_service = AgentService(sandbox, tunnels, journal, warm=launcher.warm, meter=Meter(settings.measured))
+    meter = Meter(settings.measured)
+    agent_service = AgentService(
+        sandbox, tunnels, journal, warm=launcher.warm, measure=lambda: asyncio.to_thread(meter.measure)
+    )
     services = (ProcessService(processes, sandbox), FilesystemService(sandbox, watchers), agent_service)
     health = Health(frozenset(service.name for service in services))
     server = grpc.aio.server(options=_OPTIONS)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Protocol, TypeVar
 
 import sandgate_agent
 from sandgate_agent.accounts import Account, OwnerNames
 from sandgate_agent.calls import BothStreams, Call, ClientStream, Method, ServerStream, Unary
 from sandgate_agent.content import Reader, Writer, begin_to_write
 from sandgate_agent.journal import Journal, Line, LogCommands
-from sandgate_agent.metrics import Meter
+from sandgate_agent.metrics import Usage
 from sandgate_agent.paths import resolve
 from sandgate_agent.retention import Stream
 from sandgate_agent.sandbox import Identity, Sandbox
 from sandgate_agent.services.filesystem import entry_info, timestamp
-from sandgate_agent.tunnels import Tunnel, Tunnels
 from sandgate_api.agent.v1 import agent_pb2 as pb
 from sandgate_errors import DataLoss, InvalidArgument, SandgateError
 
-__all__ = ["AgentService"]
+__all__ = ["AgentService", "Ports", "Tunnel"]
 
 _File = TypeVar("_File", Reader, Writer)
 
@@ -35,19 +34,45 @@ _KEEPS: Mapping[int, LogCommands] = {
 }
 
 
+class Tunnel(Protocol):
+    """One connection to a port (:class:`sandgate_agent.tunnels.Tunnel`)."""
+
+    async def read(self) -> bytes:
+        """The next bytes; none at the end."""
+
+    async def write(self, data: bytes) -> None:
+        """Returns once it is on its way."""
+
+    def end(self) -> None:
+        """The other side sees the end of ours."""
+
+
+class Ports(Protocol):
+    """The ports of the sandbox (:class:`sandgate_agent.tunnels.Tunnels`)."""
+
+    def open(self, port: int) -> AbstractAsyncContextManager[Tunnel]:
+        """A connection, closed at the end."""
+
+
 class AgentService:
     """Handlers of the agent's own service."""
 
     name = "sandgate_api.agent.v1.Agent"
 
     def __init__(
-        self, sandbox: Sandbox, tunnels: Tunnels, journal: Journal, *, warm: Callable[[Account], None], meter: Meter
+        self,
+        sandbox: Sandbox,
+        ports: Ports,
+        journal: Journal,
+        *,
+        warm: Callable[[Account], None],
+        measure: Callable[[], Awaitable[Usage]],
     ) -> None:
         self._sandbox = sandbox
-        self._tunnels = tunnels
+        self._ports = ports
         self._journal = journal
         self._warm = warm
-        self._meter = meter
+        self._measure = measure
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -61,6 +86,11 @@ class AgentService:
         }
 
     async def init(self, request: pb.InitRequest, _call: Call) -> pb.InitResponse:
+        self.introduce(request)
+        return pb.InitResponse(agent_version=sandgate_agent.__version__)
+
+    def introduce(self, request: pb.InitRequest) -> None:
+        """Say whose sandbox this is. Raises InvalidArgument."""
         for name, value in request.envs.items():
             if not name or "=" in name or "\0" in name or "\0" in value:
                 raise InvalidArgument(f"'{name[:100]}' is not a valid variable, or its value contains a NUL byte")
@@ -74,7 +104,6 @@ class AgentService:
         self._journal.keeps = _KEEPS.get(request.log_commands, LogCommands.NONE)
         self._sandbox.init(identity)
         self._warm_default()
-        return pb.InitResponse(agent_version=sandgate_agent.__version__)
 
     async def read_file(self, request: pb.ReadFileRequest, call: Call) -> None:
         reader = await self._open(request, call.acting_user)
@@ -113,7 +142,7 @@ class AgentService:
         return pb.WriteFileResponse(entry=entry_info(entry))
 
     async def metrics(self, _request: pb.MetricsRequest, _call: Call) -> pb.MetricsResponse:
-        usage = await asyncio.to_thread(self._meter.measure)
+        usage = await self._measure()
         return pb.MetricsResponse(
             time=timestamp(usage.time_ns),
             cpu_count=usage.cpu_count,
@@ -133,7 +162,7 @@ class AgentService:
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise InvalidArgument("the first message of Dial must be open")
-        async with self._tunnels.open(first.open.port) as tunnel:
+        async with self._ports.open(first.open.port) as tunnel:
             await call.send(pb.DialResponse(opened=pb.DialResponse.Opened()))
             try:
                 async with asyncio.TaskGroup() as group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -14,11 +14,11 @@ from sandgate_agent.calls import Call, Method, ServerStream, Unary
 from sandgate_agent.entries import Entry
 from sandgate_agent.paths import resolve
 from sandgate_agent.sandbox import Sandbox
-from sandgate_agent.watch import Event, Watch, Watchers
+from sandgate_agent.watch import Event
 from sandgate_api.envd.v1 import filesystem_pb2 as pb
 from sandgate_errors import DeadlineExceeded, InvalidArgument
 
-__all__ = ["FilesystemService", "entry_info", "in_thread", "timestamp"]
+__all__ = ["FilesystemService", "Watch", "Watchers", "entry_info", "fill", "in_thread", "timestamp"]
 
 T = TypeVar("T")
 
@@ -26,12 +26,47 @@ _START = pb.WatchDirResponse(start=pb.WatchDirResponse.StartEvent())
 _KEEPALIVE = pb.WatchDirResponse(keepalive=pb.WatchDirResponse.KeepAlive())
 
 
+class Watch(Protocol):
+    """One watched tree (:class:`sandgate_agent.watch.Watch`)."""
+
+    async def readable(self) -> None:
+        """Returns when there is something to read."""
+
+    async def read(self) -> None:
+        """Take over all that has happened."""
+
+    def take(self) -> list[Event]:
+        """The events so far, once."""
+
+
+W = TypeVar("W", bound=Watch)
+
+
+class Watchers(Protocol[W]):
+    """All of them (:class:`sandgate_agent.watch.Watchers`)."""
+
+    async def open(self, path: str, *, recursive: bool, network_mounts: bool, entries_by: OwnerNames | None) -> W:
+        """A new one, which belongs to the caller until it is added or released."""
+
+    def release(self, watch: W) -> None:
+        """Free it."""
+
+    def add(self, watch: W) -> str:
+        """Keep it under a name."""
+
+    async def events(self, watcher_id: str) -> list[Event]:
+        """What has happened since the last call."""
+
+    def remove(self, watcher_id: str) -> None:
+        """Free one that has a name."""
+
+
 class FilesystemService:
     """Handlers; the rules stand in :mod:`sandgate_agent.files`."""
 
     name = "sandgate_api.envd.v1.Filesystem"
 
-    def __init__(self, sandbox: Sandbox, watchers: Watchers) -> None:
+    def __init__(self, sandbox: Sandbox, watchers: Watchers[Any]) -> None:
         self._sandbox = sandbox
         self._watchers = watchers
 
@@ -118,12 +153,13 @@ class FilesystemService:
         return pb.RemoveWatcherResponse()
 
     async def _open_watch(self, request: pb.WatchDirRequest | pb.CreateWatcherRequest, account: Account) -> Watch:
-        return await self._watchers.open(
+        watch: Watch = await self._watchers.open(
             self._resolve(request.path, account),
             recursive=request.recursive,
             network_mounts=request.allow_network_mounts,
             entries_by=self._names(account) if request.include_entry else None,
         )
+        return watch
 
     def _resolve(self, path: str, account: Account) -> str:
         return resolve(path, account, default=self._sandbox.default_workdir)

@@ -10,11 +10,12 @@ from typing import TypeVar
 from google.protobuf.duration_pb2 import Duration
 
 from sandgate_agent.calls import Call, ClientStream, Method, ServerStream, Unary
+from sandgate_agent.command import Command, Reach
 from sandgate_agent.ends import End
 from sandgate_agent.mailbox import Mark
 from sandgate_agent.output import Follower
 from sandgate_agent.paths import resolve
-from sandgate_agent.process import Command, Process, Reach
+from sandgate_agent.process import Process
 from sandgate_agent.processes import Processes, Selector
 from sandgate_agent.pty import Size
 from sandgate_agent.remembered import Ended
