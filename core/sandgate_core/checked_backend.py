@@ -19,6 +19,7 @@ import structlog
 from sandgate_errors import CapabilityMissing, Internal, SandgateError
 from sandgate_plugin_api import (
     AgentAddress,
+    AgentFeature,
     Backend,
     Capability,
     Egress,
@@ -58,6 +59,10 @@ class CheckedBackend(Backend):
         if not isinstance(claimed, frozenset | set) or not all(isinstance(each, Capability) for each in claimed):
             self._fault("capabilities", "is not a set of Capability")
         self.capabilities = frozenset(claimed)
+        lacks = self.inner.lacks
+        if not isinstance(lacks, frozenset | set) or not all(isinstance(each, AgentFeature) for each in lacks):
+            self._fault("lacks", "is not a set of AgentFeature")
+        self.lacks = frozenset(lacks)
 
     async def close(self) -> None:
         await self.inner.close()

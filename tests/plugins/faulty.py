@@ -36,6 +36,8 @@ class Faulty(Backend):
             await asyncio.sleep(10_000)
         if self.fault == "capabilities":
             self.capabilities = ["pause"]
+        if self.fault == "lacks":
+            self.lacks = {"users"}
 
     async def close(self):
         if self.fault == "close raises":

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from sandgate_errors import Internal, InvalidArgument
-from sandgate_plugin_api import Capability, Usage, hookimpl
+from sandgate_plugin_api import AgentFeature, Capability, Usage, hookimpl
 from sandgate_plugin_process.backend import ProcessBackend
 from sandgate_plugin_process.standstill import record_of
 
@@ -40,6 +40,8 @@ class Lying(ProcessBackend):
         await super().open()
         if self.fault in CLAIMED:
             self.capabilities |= {CLAIMED[self.fault]}
+        if self.fault == "lacks nothing of what it says":
+            self.lacks = frozenset(AgentFeature)
         if self.fault == "not bound to its host":
             self.host_bound = False
 

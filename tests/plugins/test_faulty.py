@@ -54,6 +54,7 @@ def test_faulty_create_is_an_error_and_nothing_else(mixed: Gateway, fault: str) 
     [
         ("open raises", "backend 'faulty' of plugin 'dist-faulty' failed to open: ZeroDivisionError"),
         ("capabilities", "backend 'faulty' of 'dist-faulty' is faulty in capabilities"),
+        ("lacks", "backend 'faulty' of 'dist-faulty' is faulty in lacks"),
         ("survey raises", "backend 'faulty' cannot say which sandboxes exist.*'dist-faulty' is faulty in survey"),
         ("survey of another type", "'dist-faulty' is faulty in survey"),
     ],

@@ -11,6 +11,7 @@ Everything a plugin may import stands in ``__all__`` here, and in that of ``sand
 
 from sandgate_plugin_api.agent_start import agent_command, agent_settings, agent_sockets
 from sandgate_plugin_api.backend import (
+    AgentFeature,
     Backend,
     BackendContext,
     Capability,
@@ -56,6 +57,7 @@ __all__ = [
     "VERSION",
     "Activity",
     "AgentAddress",
+    "AgentFeature",
     "AgentRequest",
     "Backend",
     "BackendContext",

@@ -19,7 +19,7 @@ from pathlib import Path
 from sandgate_errors import CapabilityMissing
 from sandgate_plugin_api.records import Egress, Placement, SandboxRequest, Survivor, Template, Usage
 
-__all__ = ["Backend", "BackendContext", "Capability"]
+__all__ = ["AgentFeature", "Backend", "BackendContext", "Capability"]
 
 
 class Capability(enum.StrEnum):
@@ -41,6 +41,26 @@ class Capability(enum.StrEnum):
     LIMITS = "resource limits"
 
 
+class AgentFeature(enum.StrEnum):
+    """What sandgate's own agent gives every sandbox, and an agent that a backend has in its place may lack.
+
+    What it lacks it refuses by name; only numbers and figures have no place for a refusal.
+    """
+
+    #: Commands and files under other accounts than one.
+    USERS = "acting as other users"
+    #: A process is told by the id that the sandbox's own system gave it.
+    PIDS = "process ids of the system"
+    #: Metadata that is kept with a file.
+    METADATA = "metadata of files"
+    #: The end of a command's standard input.
+    CLOSE_STDIN = "closing the standard input"
+    #: Ending all that a command has started, wherever it went.
+    KILL_TREE = "ending process trees"
+    #: What is used of the disk, and how large it is.
+    DISK_USAGE = "figures of the disk"
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendContext:
     """What the core gives a backend."""
@@ -60,6 +80,8 @@ class Backend(abc.ABC):
     #: Unique among the installed backends; what ``--backend`` and templates name.
     name: str
     capabilities: frozenset[Capability] = frozenset()
+    #: What its sandboxes' agents cannot do; nothing where they are sandgate's own.
+    lacks: frozenset[AgentFeature] = frozenset()
     #: True: only the core on the machine where a sandbox was made can reach it. False: any core with the same
     #: configuration can, so another takes over when one dies.
     host_bound: bool = True

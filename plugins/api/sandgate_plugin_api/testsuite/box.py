@@ -87,9 +87,12 @@ class Agent:
         found = await self.agent.Metrics(agent_pb2.MetricsRequest(), metadata=self.metadata(), timeout=CALL_SECONDS)
         return Usage(**{field.name: getattr(found, field.name) for field in fields(Usage)})
 
-    async def write(self, path: str, content: bytes, *, user: str | None = None) -> Any:
+    async def write(
+        self, path: str, content: bytes, *, user: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Any:
         async def parts() -> AsyncIterator[agent_pb2.WriteFileRequest]:
-            yield agent_pb2.WriteFileRequest(header=agent_pb2.WriteFileRequest.Header(path=path))
+            header = agent_pb2.WriteFileRequest.Header(path=path, metadata=metadata)
+            yield agent_pb2.WriteFileRequest(header=header)
             for start in range(0, len(content), 64 * 1024):
                 yield agent_pb2.WriteFileRequest(data=content[start : start + 64 * 1024])
 

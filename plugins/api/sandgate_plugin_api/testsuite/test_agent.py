@@ -15,6 +15,7 @@ import pytest
 
 from sandgate_api.agent.v1 import agent_pb2
 from sandgate_api.envd.v1 import filesystem_pb2, process_pb2
+from sandgate_plugin_api.backend import AgentFeature
 from sandgate_plugin_api.testsuite.box import CALL_SECONDS, Box, rest_of
 
 pytestmark = pytest.mark.asyncio
@@ -45,7 +46,40 @@ async def test_user_that_does_not_exist_is_refused(box: Box) -> None:
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_input_reaches_a_command_and_ends(box: Box) -> None:
+async def test_commands_and_files_of_another_user(box: Box) -> None:
+    if AgentFeature.USERS in box.backend.lacks:
+        own = (await box.run("id -un")).text()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await box.run("true", user="nobody")
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert f"'{own}'" in str(refused.value.details())
+        return
+    assert (await box.run("id -un", user="root")).text() == "root"
+
+
+async def test_pid_is_that_of_the_system(box: Box) -> None:
+    if AgentFeature.PIDS in box.backend.lacks:
+        pytest.skip("its numbers are its own")
+    async with box.agent() as agent:
+        pid = await agent.background("echo $$ > pid; exec sleep 600")
+        assert (await agent.run("until [ -s pid ]; do sleep 0.05; done; cat pid")).text() == str(pid)
+
+
+async def test_input_reaches_a_command(box: Box) -> None:
+    async with box.agent() as agent:
+        call = agent.start('read line; echo "$line"', stdin=True)
+        selector = process_pb2.ProcessSelector(pid=(await call.read()).event.start.pid)
+        await agent.process.SendInput(
+            process_pb2.SendInputRequest(process=selector, input=process_pb2.ProcessInput(stdin=b"given\n")),
+            metadata=agent.metadata(),
+            timeout=CALL_SECONDS,
+        )
+        events = await rest_of(call)
+    assert b"".join(event.data.stdout for event in events) == b"given\n"
+    assert events[-1].end.exit_code == 0
+
+
+async def test_input_ends(box: Box) -> None:
     async with box.agent() as agent:
         call = agent.start("cat; echo over", stdin=True)
         pid = (await call.read()).event.start.pid
@@ -55,9 +89,16 @@ async def test_input_reaches_a_command_and_ends(box: Box) -> None:
             metadata=agent.metadata(),
             timeout=CALL_SECONDS,
         )
-        await agent.process.CloseStdin(
+        closing = agent.process.CloseStdin(
             process_pb2.CloseStdinRequest(process=selector), metadata=agent.metadata(), timeout=CALL_SECONDS
         )
+        if AgentFeature.CLOSE_STDIN in box.backend.lacks:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await closing
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            call.cancel()
+            return
+        await closing
         events = await rest_of(call)
     assert b"".join(event.data.stdout for event in events) == b"given\nover\n"
     assert events[-1].end.exit_code == 0
@@ -142,4 +183,46 @@ async def test_measurements_make_sense(box: Box) -> None:
         usage = await agent.agent.Metrics(agent_pb2.MetricsRequest(), metadata=agent.metadata(), timeout=CALL_SECONDS)
     assert usage.cpu_count > 0
     assert 0 < usage.mem_used <= usage.mem_total
-    assert 0 < usage.disk_used <= usage.disk_total
+    if AgentFeature.DISK_USAGE in box.backend.lacks:
+        assert (usage.disk_used, usage.disk_total) == (0, 0)
+    else:
+        assert 0 < usage.disk_used <= usage.disk_total
+
+
+async def test_metadata_is_kept_with_a_file(box: Box) -> None:
+    async with box.agent() as agent:
+        writing = agent.write("described", b"content", metadata={"made-by": "the suite"})
+        if AgentFeature.METADATA in box.backend.lacks:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await writing
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            return
+        await writing
+        found = await agent.filesystem.Stat(
+            filesystem_pb2.StatRequest(path="described"), metadata=agent.metadata(), timeout=CALL_SECONDS
+        )
+    assert dict(found.entry.metadata) == {"made-by": "the suite"}
+
+
+async def test_tree_of_a_command_ends_with_it(box: Box) -> None:
+    process = process_pb2.ProcessConfig(cmd="/bin/sh", args=["-c", "setsid sleep 600 & echo $! > far; wait"])
+    async with box.agent() as agent:
+        call = agent.process.Start(
+            process_pb2.StartRequest(process=process, stdin=False, kill_tree=True),
+            metadata=agent.metadata(),
+            timeout=CALL_SECONDS,
+        )
+        if AgentFeature.KILL_TREE in box.backend.lacks:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            return
+        selector = process_pb2.ProcessSelector(pid=(await call.read()).event.start.pid)
+        (await agent.run("until [ -s far ]; do sleep 0.05; done")).text()
+        await agent.process.SendSignal(
+            process_pb2.SendSignalRequest(process=selector, signal=process_pb2.SIGNAL_SIGKILL),
+            metadata=agent.metadata(),
+            timeout=CALL_SECONDS,
+        )
+        await rest_of(call)
+        assert (await agent.run('kill -0 "$(cat far)" 2>/dev/null || echo gone')).text() == "gone"

@@ -50,14 +50,14 @@ async def test_pause_that_is_not_claimed_is_refused(box: Box, memory: bool, capa
 async def test_pause_with_memory_stops_every_instruction_and_resume_goes_on(box: Box) -> None:
     _needs(box.backend, Capability.PAUSE)
     async with box.agent() as agent:
-        pid = await agent.background(_COUNTING)
+        await agent.background(f"echo $$ > pid; {_COUNTING}")
         await _counts_on(box, above=0)
     handle = await box.backend.pause(box.handle, memory=True)
     assert json.loads(json.dumps(dict(handle))) == dict(handle)
     resumed = box.moved(await box.backend.resume(handle))
     first = int((await resumed.run("cat count")).text())
     await _counts_on(resumed, above=first)
-    assert (await resumed.run(f"kill -0 {pid} && echo same")).text() == "same"
+    assert (await resumed.run('kill -0 "$(cat pid)" && echo same')).text() == "same"
 
 
 async def _counts_on(box: Box, *, above: int) -> None:
