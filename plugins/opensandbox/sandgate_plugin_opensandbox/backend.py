@@ -14,9 +14,10 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from sandgate_bundle import forget_portable, make_portable
+from sandgate_bundle import Bundle, forget_portable, make_portable
 from sandgate_errors import CapabilityMissing, FailedPrecondition, Internal, SandgateError, Unavailable
 from sandgate_plugin_api import (
+    AgentFeature,
     Backend,
     BackendContext,
     Capability,
@@ -38,7 +39,7 @@ from sandgate_plugin_opensandbox.rules import policy
 from sandgate_plugin_opensandbox.server import Server, has_ended, told
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings
 from sandgate_plugin_opensandbox.snapshots import Snapshots
-from sandgate_plugin_opensandbox.starting import Starter, pack
+from sandgate_plugin_opensandbox.starting import Agents, Starter, pack
 from sandgate_plugin_opensandbox.templates import Catalog, Model
 from sandgate_plugin_opensandbox.tunnels import Tunnels
 
@@ -58,6 +59,7 @@ class OpenSandboxBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._closing = contextlib.AsyncExitStack()
+        self._bundle: Bundle | None = None
         self._locks: MutableMapping[Name, asyncio.Lock] = WeakValueDictionary()
 
     async def open(self) -> None:
@@ -81,17 +83,10 @@ class OpenSandboxBackend(Backend):
         abilities = await probe(server, settings)
         _log.info("OpenSandbox %s on %s at %s", abilities.version, abilities.runtime, server.address)
         self.capabilities = abilities.capabilities
-        bundle = await asyncio.to_thread(make_portable, state, entrance=Path(__file__).with_name("enter.py"))
-        await asyncio.to_thread(_point, state / _CURRENT, bundle.path.relative_to(state))
-        archive = None if settings.agent_mount else await asyncio.to_thread(pack, bundle, state)
-        tunnels = Tunnels(server.session, self._context.runtime_dir)
-        self._closing.push_async_callback(tunnels.close)
-        self._starter = starter = Starter(
-            server, self._identity, settings, bundle=bundle, archive=archive, tunnels=tunnels
-        )
+        self._agents = agents = await (self._agents_outside() if settings.execd_only else self._agents_inside())
         self._catalog = Catalog(settings)
         self._snapshots = Snapshots(server, self._identity.gateway)
-        self._fleet = Fleet(server, starter, self._identity.gateway, lifetime=settings.lifetime, rules=self._has_rules)
+        self._fleet = Fleet(server, agents, self._identity.gateway, lifetime=settings.lifetime, rules=self._has_rules)
         self._keeper = Keeper(
             server,
             gateway=self._identity.gateway,
@@ -103,7 +98,7 @@ class OpenSandboxBackend(Backend):
         self._pausing = Pausing(
             server,
             self._fleet,
-            starter,
+            agents,
             self._snapshots,
             freezes=abilities.freezes,
             capabilities=self.capabilities,
@@ -112,10 +107,31 @@ class OpenSandboxBackend(Backend):
         )
         self._closing.push_async_callback(self._fleet.close)
         self._closing.push_async_callback(self._keeper.close)
-        if not settings.agent_mount or not await self._fleet.ours():
+        if self._bundle is not None and (not settings.agent_mount or not await self._fleet.ours()):
             # Files under a running interpreter must stay.
-            await asyncio.to_thread(forget_portable, state, keep={bundle.name})
+            await asyncio.to_thread(forget_portable, state, keep={self._bundle.name})
         self._keeper.open()
+
+    async def _agents_inside(self) -> Agents:
+        settings, state = self._settings, self._context.state_dir
+        bundle = await asyncio.to_thread(make_portable, state, entrance=Path(__file__).with_name("enter.py"))
+        await asyncio.to_thread(_point, state / _CURRENT, bundle.path.relative_to(state))
+        archive = None if settings.agent_mount else await asyncio.to_thread(pack, bundle, state)
+        tunnels = Tunnels(self._server.session, self._context.runtime_dir)
+        self._closing.push_async_callback(tunnels.close)
+        self._bundle = bundle
+        return Starter(self._server, self._identity, settings, bundle=bundle, archive=archive, tunnels=tunnels)
+
+    async def _agents_outside(self) -> Agents:
+        # Not at the top: it brings the agent's own modules.
+        from sandgate_plugin_opensandbox.by_execd import ExecdStarter, FarAgents
+
+        self.lacks = frozenset(AgentFeature)
+        _log.warning("sandboxes get no agent ('execd_only'); what they lack: %s", ", ".join(sorted(self.lacks)))
+        server = self._server
+        agents = FarAgents(server.session, self._context.runtime_dir, tls=lambda: server.tls)
+        self._closing.push_async_callback(agents.close)
+        return ExecdStarter(server, self._identity, agents)
 
     @property
     def _has_rules(self) -> bool:
@@ -178,7 +194,7 @@ class OpenSandboxBackend(Backend):
                 return None
             sandbox = str(found["id"])
             self._keeper.keep(sandbox)
-            address = await self._starter.reach(name, sandbox)
+            address = await self._agents.reach(name, sandbox)
         return Placement(handle={**handle, "id": sandbox}, agent=address)
 
     async def survey(self) -> Sequence[Survivor]:

@@ -127,10 +127,14 @@ class Execd:
                 async with self._session.post(url, data=form, headers=self._headers) as response:
                     await _check(response, "take a file")
 
-    async def run(self, command: str, *, background: bool = False, seconds: float = _CALL_LIMIT) -> Outcome:
-        """As root. With ``background`` return once it is started; else when it has ended."""
+    async def run(
+        self, command: str, *, background: bool = False, seconds: float = _CALL_LIMIT, uid: int | None = 0
+    ) -> Outcome:
+        """As root, or with no ``uid`` as execd's own. With ``background`` return once it is started; else when it has ended."""
         outcome = Outcome()
-        body: dict[str, object] = {"command": command, "background": background, "uid": 0, "gid": 0, "cwd": "/"}
+        body: dict[str, object] = {"command": command, "background": background, "cwd": "/"}
+        if uid is not None:
+            body |= {"uid": uid, "gid": uid}
         if not background:
             body["timeout"] = round(1000 * seconds)
         async with _calls("run a command", seconds + 5):

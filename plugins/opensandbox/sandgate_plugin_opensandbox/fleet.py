@@ -17,7 +17,7 @@ from sandgate_plugin_opensandbox.identity import Name
 from sandgate_plugin_opensandbox.keeping import Keeper, labels
 from sandgate_plugin_opensandbox.rules import policy
 from sandgate_plugin_opensandbox.server import Details, Lost, Refused, Server, has_ended, state_of, told
-from sandgate_plugin_opensandbox.starting import Starter
+from sandgate_plugin_opensandbox.starting import Agents
 from sandgate_plugin_opensandbox.templates import Model
 
 __all__ = ["Fleet"]
@@ -47,9 +47,9 @@ class Fleet:
 
     keeper: Keeper
 
-    def __init__(self, server: Server, starter: Starter, gateway: str, *, lifetime: int, rules: bool) -> None:
+    def __init__(self, server: Server, agents: Agents, gateway: str, *, lifetime: int, rules: bool) -> None:
         self._server = server
-        self._starter = starter
+        self._agents = agents
         self._gateway = gateway
         self._lifetime = lifetime
         self._rules = rules
@@ -82,7 +82,7 @@ class Fleet:
             "entrypoint": _FIRST_PROGRAM,
             "resourceLimits": limits,
             "timeout": self._lifetime,
-            "env": dict(self._starter.environment(name)),
+            "env": dict(self._agents.environment(name)),
             "metadata": labels(name),
         }
         if snapshot is not None:
@@ -103,7 +103,7 @@ class Fleet:
         try:
             # Not cancelled with its caller: the server would go on, and nobody would know.
             sandbox = await asyncio.shield(posting)
-            address = await self._starter.start(name, sandbox, model.settings)
+            address = await self._agents.start(name, sandbox, model.settings)
         except BaseException as error:
             made = posting.done() and not posting.cancelled() and posting.exception() is None
             if made and isinstance(error, Internal | Unavailable):
@@ -174,7 +174,7 @@ class Fleet:
 
     async def _give_up(self, name: Name, posting: asyncio.Task[str]) -> None:
         """Nothing of it is left when this returns, or it is looked for until it appears."""
-        await self._starter.forget(name)
+        await self._agents.forget(name)
         await asyncio.wait({posting}, timeout=_POST_PATIENCE)
         if not posting.done():
             posting.add_done_callback(self._posting.discard)
@@ -231,7 +231,7 @@ class Fleet:
 
         By its name also where its id is known: one that was started anew on its files has another.
         """
-        await self._starter.forget(name)
+        await self._agents.forget(name)
         if sandbox is not None:
             await self._remove(sandbox)
             await self.erase_all(name)

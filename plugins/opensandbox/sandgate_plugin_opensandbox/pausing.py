@@ -15,7 +15,7 @@ from sandgate_plugin_opensandbox.handles import Handle, id_of, name_of, running
 from sandgate_plugin_opensandbox.server import Refused, Server, state_of
 from sandgate_plugin_opensandbox.settings import TemplateSettings
 from sandgate_plugin_opensandbox.snapshots import Snapshots
-from sandgate_plugin_opensandbox.starting import Starter
+from sandgate_plugin_opensandbox.starting import Agents
 
 __all__ = ["Pausing"]
 
@@ -32,7 +32,7 @@ class Pausing:
         self,
         server: Server,
         fleet: Fleet,
-        starter: Starter,
+        agents: Agents,
         snapshots: Snapshots,
         *,
         freezes: bool,
@@ -42,7 +42,7 @@ class Pausing:
     ) -> None:
         self._server = server
         self._fleet = fleet
-        self._starter = starter
+        self._agents = agents
         self._snapshots = snapshots
         self._freezes = freezes
         self._capabilities = capabilities
@@ -65,7 +65,7 @@ class Pausing:
         await self._stand_still(sandbox)
         # Else whoever holds a connection would wait for one that stands still, or for one that has ended.
         if not memory:
-            await self._starter.forget(name_of(handle))
+            await self._agents.forget(name_of(handle))
         return {**handle, "id": sandbox, "paused": "memory" if memory else "files", **network}
 
     async def _stand_still(self, sandbox: str) -> None:
@@ -115,12 +115,12 @@ class Pausing:
             await self._go_on(sandbox)
         elif handle.get("paused") != "files":
             # It runs already, as after an answer that nobody got.
-            return Placement(handle=running(handle, sandbox), agent=await self._starter.reached(name, sandbox))
+            return Placement(handle=running(handle, sandbox), agent=await self._agents.reached(name, sandbox))
         if handle.get("paused") != "files":
-            address = await self._starter.reached(name, sandbox)
+            address = await self._agents.reached(name, sandbox)
         else:
             await self._restore_network(handle, sandbox)
-            address = await self._starter.start_if_needed(name, sandbox, self._template(handle))
+            address = await self._agents.start_if_needed(name, sandbox, self._template(handle))
         return Placement(handle=running(handle, sandbox), agent=address)
 
     async def _go_on(self, sandbox: str) -> None:
@@ -143,7 +143,7 @@ class Pausing:
         for details in await self._fleet.find(name):
             if state_of(details) == "Running":
                 sandbox = str(details["id"])
-                address = await self._starter.start_if_needed(name, sandbox, self._template(handle))
+                address = await self._agents.start_if_needed(name, sandbox, self._template(handle))
                 return Placement(handle=running(handle, sandbox), agent=address)
             await self._fleet.erase(name, str(details["id"]))
         kept = handle.get("kept")

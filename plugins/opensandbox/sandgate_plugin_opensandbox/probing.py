@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sandgate_errors import FailedPrecondition, SandgateError
-from sandgate_plugin_api import Capability
+from sandgate_plugin_api import AgentFeature, Capability
 from sandgate_plugin_opensandbox.server import Refused, Server
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings
 
@@ -146,7 +146,13 @@ async def _diagnose(settings: OpenSandboxSettings) -> Sequence[tuple[str, bool, 
         await server.close()
     offers = ", ".join(sorted(capability.value for capability in found.capabilities))
     rules = Capability.NETWORK_RULES in found.capabilities
+    lacks = ", ".join(sorted(AgentFeature)) if settings.execd_only else ""
     return (
         ("OpenSandbox server", True, f"{found.version} at {server.address}, {found.runtime}; offers {offers}"),
+        (
+            "agents",
+            True,
+            f"none ('execd_only'), so there is no {lacks}" if lacks else "sandgate's own, in each sandbox",
+        ),
         ("network rules", True, "kept by the egress sidecar" if rules else "not offered: 'egress' needs mode dns+nft"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -144,6 +145,7 @@ class Server:
         self._key = settings.key
         self._through_it = settings.reach == "server"
         self._scheme = settings.endpoint_scheme
+        self._ca = settings.ca
         #: For what is reached at endpoints, too.
         self.session = session
 
@@ -163,6 +165,11 @@ class Server:
 
     async def close(self) -> None:
         await self.session.close()
+
+    @functools.cached_property
+    def tls(self) -> ssl.SSLContext:
+        """For connections to endpoints that are not the session's."""
+        return ssl.create_default_context(cafile=self._ca)
 
     @property
     def address(self) -> str:

@@ -66,8 +66,8 @@ class TemplateSettings(_Sandbox):
     envs: dict[str, str] = Field(default_factory=dict)
     #: Where commands start; None: the home of the acting user.
     workdir: Annotated[str, Field(pattern="^/")] | None = None
-    #: Who acts where a call names nobody.
-    user: Text = "user"
+    #: Who acts where a call names nobody; None: ``user``, or with ``execd_only`` ``root``, which execd then has to be.
+    user: Text | None = None
     start_command: str = ""
     ready_command: str = ""
 
@@ -102,6 +102,8 @@ class OpenSandboxSettings(_Sandbox):
     agent_port: int = Field(default=49983, ge=1024, le=65535)
     #: Whether every sandbox has the agent's bundle mounted already, by the server's ``sandbox_binds`` or a pod template.
     agent_mount: bool = False
+    #: Whether sandboxes get no agent: commands and files go by execd alone, without what execd cannot do.
+    execd_only: bool = False
     #: Seconds after which the server removes a sandbox that no gateway has spoken for; renewed as long as one does.
     lifetime: int = Field(default=86_400, ge=600)
     #: Image references that clients may give as a template's id: true for any, or patterns as ``ghcr.io/me/*``.
@@ -142,6 +144,18 @@ class OpenSandboxSettings(_Sandbox):
             raise ValueError("'gateway' is for several cores, which need a common 'secret' where there is no 'api_key'")
         return self
 
+    @model_validator(mode="after")
+    def _for_an_agent(self) -> Self:
+        if not self.execd_only:
+            return self
+        for name in ("agent_mount", "agent_port", "sudo"):
+            if name in self.model_fields_set:
+                raise ValueError(f"'{name}' is for sandboxes with an agent, which 'execd_only' goes without")
+        for name, template in self.templates.items():
+            if "sudo" in template.model_fields_set:
+                raise ValueError(f"'templates.{name}.sudo' is for an agent, which 'execd_only' goes without")
+        return self
+
     @property
     def key(self) -> str | None:
         """The server's key, from wherever it comes."""
@@ -159,7 +173,8 @@ class OpenSandboxSettings(_Sandbox):
     def inherited(self, template: TemplateSettings) -> TemplateSettings:
         """A template's settings, with the backend's own where it says nothing."""
         common = {name: getattr(self, name) for name in _Sandbox.model_fields if name not in template.model_fields_set}
-        return template.model_copy(update=common)
+        user = template.user or ("root" if self.execd_only else "user")
+        return template.model_copy(update={**common, "user": user})
 
     def allows(self, reference: str) -> bool:
         """Whether clients may name this image."""

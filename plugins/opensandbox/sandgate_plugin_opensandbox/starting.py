@@ -15,31 +15,29 @@ import shlex
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from sandgate_bundle import MOUNT, Bundle
-from sandgate_errors import Internal, SandboxUnreachable, Unavailable
+from sandgate_errors import Internal, SandboxUnreachable
 from sandgate_plugin_api import AgentAddress
 from sandgate_plugin_opensandbox.execd import EGRESS_PORT, EXECD_PORT, Execd
+from sandgate_plugin_opensandbox.execds import Execds
 from sandgate_plugin_opensandbox.identity import Identity, Name
-from sandgate_plugin_opensandbox.server import Endpoint, Server, has_ended
+from sandgate_plugin_opensandbox.server import Endpoint, Server
 from sandgate_plugin_opensandbox.settings import OpenSandboxSettings, TemplateSettings
 from sandgate_plugin_opensandbox.tunnels import Tunnel, Tunnels
 
-__all__ = ["EXECD_TOKEN", "Starter", "pack"]
+__all__ = ["Agents", "Starter", "pack"]
 
 _log = logging.getLogger(__name__)
 
-#: By this variable execd is told what its callers have to know.
-EXECD_TOKEN = "EXECD_ACCESS_TOKEN"  # noqa: S105 - a name
 _FOLDER = "/run/sandgate"
 _ARCHIVE = f"{_FOLDER}/bundle.tar.gz"
 _MARK = f"{_FOLDER}/bundle.name"
 _STARTS = f"{_FOLDER}/start"
 _SOCKET = f"{_FOLDER}/agent/agent.sock"
 _SUDO = f"{_FOLDER}/sudo"
-#: Seconds. A sandbox's first program starts execd; a pod may still be looking for its network.
-_EXECD_LIMIT = 60.0
-_STATE_INTERVAL = 3.0
+#: Seconds.
 _UNPACK_LIMIT = 120.0
 #: From the command to the first connection. A first start on a cold disk reads the interpreter and gRPC.
 _AGENT_LIMIT = 60.0
@@ -68,8 +66,30 @@ def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+class Agents(Protocol):
+    """The agents of sandboxes: in them (:class:`Starter`), or outside (:mod:`sandgate_plugin_opensandbox.by_execd`)."""
+
+    def environment(self, name: Name) -> Mapping[str, str]:
+        """What the sandbox's first program has to be given."""
+
+    async def start(self, name: Name, sandbox: str, template: TemplateSettings) -> AgentAddress:
+        """Return when a new one accepts calls. Raises Internal, Unavailable; what of it is there goes with the sandbox."""
+
+    async def start_if_needed(self, name: Name, sandbox: str, template: TemplateSettings) -> AgentAddress:
+        """The same where an earlier start, of which nobody was told, may have come to its end."""
+
+    async def reach(self, name: Name, sandbox: str) -> AgentAddress:
+        """The way to an agent that was started."""
+
+    async def reached(self, name: Name, sandbox: str) -> AgentAddress:
+        """The same once it has answered. Raises SandboxUnreachable."""
+
+    async def forget(self, name: Name) -> None:
+        """Close the way."""
+
+
 class Starter:
-    """Starts agents, and holds the ways to them."""
+    """Starts agents in sandboxes, and holds the ways to them."""
 
     def __init__(
         self,
@@ -88,16 +108,15 @@ class Starter:
         self._bundle = bundle
         self._archive = archive
         self._tunnels = tunnels
-        self._looked_at_execd = False
+        self._execds = Execds(server, identity)
 
     def environment(self, name: Name) -> Mapping[str, str]:
         """What the sandbox's first program has to be given."""
-        # Else every neighbour on its network could run commands in it.
-        return {EXECD_TOKEN: self._identity.token(name, "execd")}
+        return self._execds.environment(name)
 
     async def start(self, name: Name, sandbox: str, template: TemplateSettings) -> AgentAddress:
         """Return when the agent accepts calls. Raises Internal, Unavailable; what of it is there goes with the sandbox."""
-        execd = await self._execd(name, sandbox)
+        execd = await self._execds.up(name, sandbox)
         if self._archive is not None:
             await self._put_bundle(execd, self._archive)
         command = await self._begin(execd, name, template)
@@ -141,29 +160,6 @@ class Starter:
             return await self._server.endpoint(sandbox, self._port)
 
         return await self._tunnels.open(name.sandbox, sandbox, where, token=self._identity.token(name, "door"))
-
-    async def _execd(self, name: Name, sandbox: str) -> Execd:
-        endpoint = await self._server.endpoint(sandbox, EXECD_PORT)
-        execd = Execd(self._server.session, endpoint, self._identity.token(name, "execd"))
-        try:
-            async with asyncio.timeout(_EXECD_LIMIT):
-                while not await execd.answers(seconds=_STATE_INTERVAL):
-                    # One whose first program cannot run has ended before anybody could have answered.
-                    found = await self._server.get(sandbox)
-                    if found is None or has_ended(found):
-                        raise Internal("the sandbox could not be started: its image may lack a shell")
-        except TimeoutError:
-            _log.error("execd of %s does not answer at %s", name.sandbox, endpoint.base)
-            raise Unavailable("the sandbox did not come up in time") from None
-        if not self._looked_at_execd:
-            self._looked_at_execd = True
-            if await execd.is_open():
-                _log.warning(
-                    "execd of this server does not ask for its token: who reaches a sandbox's network is root in it. "
-                    "Keep sandboxes apart, or take an execd that knows %s",
-                    EXECD_TOKEN,
-                )
-        return execd
 
     async def _put_bundle(self, execd: Execd, archive: Path) -> None:
         known = await execd.run(f"mkdir -p {_FOLDER} && chmod 755 {_FOLDER} && cat {_MARK} 2>/dev/null || :")

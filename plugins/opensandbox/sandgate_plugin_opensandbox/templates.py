@@ -84,7 +84,7 @@ def _described(name: str, settings: TemplateSettings) -> Template:
             cpu_count=settings.cpu_count, memory_mb=settings.memory_mb, disk_size_mb=settings.disk_size_mb
         ),
         envs=settings.envs,
-        default_user=settings.user,
+        default_user=settings.user or "",
         workdir=settings.workdir or "",
         start_command=settings.start_command,
         ready_command=settings.ready_command,
