@@ -142,10 +142,11 @@ async def test_doctor_says_what_the_server_is_and_what_is_wrong_with_it(gateway,
         return asyncio.to_thread(type(backend).diagnose, gateway.context(**settings).settings)
 
     async with gateway.backend() as backend:
-        (what, works, how), rules = await rows()
+        (what, works, how), agents, rules = await rows()
         assert (what, works) == ("OpenSandbox server", True)
         assert "1.1.1" in how
         assert "docker" in how
+        assert agents == ("agents", True, "sandgate's own, in each sandbox")
         assert rules[1] is True
         assert "dns+nft" in rules[2]
         assert [works for _, works, _ in await rows(api_key="another")] == [False]
