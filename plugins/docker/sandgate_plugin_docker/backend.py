@@ -218,18 +218,21 @@ class DockerBackend(Backend):
                 self._spare.discard(spare.container)
                 return placement
             _log.warning("a warm sandbox had ended before it was used: %s", spare.container)
-            await to_its_end(self._discard(spare))
+            # Also where it cannot be removed now: whoever asks for a sandbox has nothing to do with this one.
+            await to_its_end(self._fleet.clear_away(spare.container, spare.box))
+            self._spare.discard(spare.container)
         return None
 
     async def _give(self, spare: Spare, model: Model, name: str, egress: Egress) -> Placement | None:
         """Make a spare container this sandbox's; None when it has ended. After a crash its name finds it."""
         details = await self._engine.inspect(spare.container)
-        if details is None or not runs(details):
+        reach = self._fleet.reach(model.settings)
+        if details is None or not runs(details) or not await reach.answers(spare.box, details):
             return None
         await self._engine.rename(details["Id"], name)
         if not egress.open:
             await self._fleet.apply(egress, spare.box, details["Id"], model=model)
-        address = await self._fleet.reach(model.settings).address(spare.box, details)
+        address = await reach.address(spare.box, details)
         return Placement(handle={"container": name, "box": spare.box.name}, agent=address)
 
     async def _make_warm(self, template: str) -> Spare:

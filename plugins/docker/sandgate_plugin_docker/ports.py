@@ -102,6 +102,13 @@ class ByPort:
             self._tunnels[box.name] = tunnel
         return AgentAddress(target=f"unix:{box.socket}", token=self._identity.token(box.name))
 
+    async def answers(self, box: Box, details: Details) -> bool:
+        try:
+            await self.address(box, details)
+        except SandboxUnreachable:
+            return False
+        return await self._tunnels[box.name].leads_somewhere()
+
     async def forget(self, box: Box) -> None:
         if (tunnel := self._tunnels.pop(box.name, None)) is not None:
             await tunnel.close()
@@ -161,6 +168,13 @@ class _Tunnel:
         box.sockets.mkdir(exist_ok=True)
         box.socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, box.socket)
+
+    async def leads_somewhere(self) -> bool:
+        """Whether the agent accepts connections."""
+        if (far := await self._connect()) is None:
+            return False
+        far[1].close()
+        return True
 
     async def close(self) -> None:
         self._closed = True

@@ -26,6 +26,7 @@ __all__ = ["BySocket", "Meanwhile", "Reach", "first_line"]
 #: Where the agent puts its sudo.
 _SUDO = "/run/sandgate/sudo"
 _FOLDER = 3
+_CONNECT_LIMIT_SECONDS = 10.0
 
 
 #: What else a container needs, from its id on.
@@ -54,6 +55,12 @@ class Reach(Protocol):
 
     async def address(self, box: Box, details: Details) -> AgentAddress:
         """Where the agent of a container that runs is."""
+
+    async def answers(self, box: Box, details: Details) -> bool:
+        """Whether the agent of a container that runs, as the engine says, accepts connections.
+
+        The engine hears of an end a moment later than connections do.
+        """
 
     async def forget(self, box: Box) -> None:
         """Let go of what is held for a box."""
@@ -134,6 +141,15 @@ class BySocket:
 
     def _address(self, box: Box) -> AgentAddress:
         return AgentAddress(target=f"unix:{box.socket}", token=self._identity.token(box.name))
+
+    async def answers(self, box: Box, details: Details) -> bool:
+        try:
+            async with asyncio.timeout(_CONNECT_LIMIT_SECONDS):
+                _, writer = await asyncio.open_unix_connection(box.socket)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
     async def forget(self, box: Box) -> None:
         """Nothing is held."""

@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sandgate_testing.engine import docker, engine_socket
 
 
 class Road:
-    """A way to the engine that can be closed, or swallow what is sent."""
+    """A way to the engine that can be closed, swallow what is sent, or let everything pass but removals."""
 
     def __init__(self) -> None:
         self.state = "open"
@@ -36,7 +36,11 @@ class Road:
                 return
             if self.state == "silent":
                 await asyncio.sleep(3600)
+            first = await reader.read(65536)
+            if self.state == "without removals" and first.startswith(b"DELETE "):
+                return
             there, far = await asyncio.open_unix_connection(engine_socket())
+            far.write(first)
             await asyncio.gather(self.pump(reader, far), self.pump(there, writer))
         except (OSError, asyncio.CancelledError):
             pass
@@ -74,6 +78,12 @@ async def road(*, port: bool = False) -> AsyncIterator[tuple[Road, str]]:
                 task.cancel()
             if way.tasks:
                 await asyncio.wait(way.tasks)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(0.05)
 
 
 async def test_engine_that_is_down_loses_nothing_and_says_when_to_come_again(gateway, run):
@@ -116,6 +126,21 @@ async def test_silent_engine_is_given_up_on(gateway, monkeypatch):
         with pytest.raises(Unavailable, match="has not answered"):
             await backend.survey()
         way.state = "open"
+
+
+async def test_dead_spare_sandbox_that_cannot_be_removed_yet_costs_nobody_a_sandbox(gateway, run, monkeypatch):
+    monkeypatch.setattr("sandgate_plugin_docker.fleet._STRAY_INTERVAL", 0.1)
+    templates = {"base": {"image": gateway.images.debian(), "warm": 1}}
+    async with road() as (way, address), gateway.backend(host=address, templates=templates) as backend:
+        ready = backend._pools["base"]._ready
+        await until(lambda: bool(ready))
+        dead = ready[0].container
+        docker("kill", dead)
+        way.state = "without removals"
+        assert await run(await gateway.create(backend), "echo whole") == (0, "whole\n")
+        assert dead in gateway.containers()
+        way.state = "open"
+        await until(lambda: dead not in gateway.containers())
 
 
 async def test_engine_on_another_machine_is_used_by_port_and_tls(gateway, run):

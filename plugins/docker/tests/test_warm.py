@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -62,6 +64,18 @@ async def test_dead_warm_one_is_not_given_away(gateway, warm, run):
     async with warm(1) as backend:
         (name,) = await filled(backend, 1)
         docker("kill", name)
+        placement = await gateway.create(backend)
+        assert await run(placement, "echo whole") == (0, "whole\n")
+        assert name not in gateway.containers()
+
+
+@pytest.mark.parametrize("agents", ["socket", "port"])
+async def test_one_that_died_a_moment_ago_is_not_given_away(gateway, run, agents):
+    """Not even the engine has heard of it."""
+    templates = {"base": {"image": gateway.images.debian(), "warm": 1}}
+    async with gateway.backend(templates=templates, agents=agents) as backend:
+        (name,) = await filled(backend, 1)
+        os.kill(int(docker("inspect", "-f", "{{.State.Pid}}", name).stdout), signal.SIGKILL)
         placement = await gateway.create(backend)
         assert await run(placement, "echo whole") == (0, "whole\n")
         assert name not in gateway.containers()

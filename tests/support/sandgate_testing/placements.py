@@ -24,7 +24,7 @@ async def init(placement: Placement, request: SandboxRequest) -> None:
                 default_workdir=template.workdir,
             ),
             metadata=(("agent-token", placement.agent.token),),
-            timeout=10,
+            timeout=60,
         )
 
 
