@@ -57,8 +57,8 @@ class AgentFeature(enum.StrEnum):
     CLOSE_STDIN = "closing the standard input"
     #: Ending all that a command has started, wherever it went.
     KILL_TREE = "ending process trees"
-    #: What is used of the disk, and how large it is.
-    DISK_USAGE = "figures of the disk"
+    #: Figures of the sandbox alone, and of its disk; else of the machine, and none.
+    USAGE = "measurements of the sandbox alone"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Execd:
     """The stand-in, which can be ended and started again at another port."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, *, harsh: bool) -> None:
         self._program = program
+        self._harsh = harsh
         self._process: subprocess.Popen[str] | None = None
         self.port = 0
         self.start()
@@ -67,6 +68,7 @@ class Execd:
     def start(self) -> None:
         command = ["unshare", "--mount", "sh", "-c", ALONE, "sh", sys.executable, "-I", "-S", str(self._program)]
         environment = {"PATH": os.environ["PATH"], "EXECD_PORT": "0", "EXECD_ACCESS_TOKEN": TOKEN, "SECRET": "execd's"}
+        environment["EXECD_HARSH"] = str(int(self._harsh))
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -79,9 +81,9 @@ class Execd:
             self._process.stdout.close()
 
 
-@pytest.fixture
-def execd(program: Path) -> Iterator[Execd]:
-    execd = Execd(program)
+@pytest.fixture(params=[False, True], ids=["", "as harsh as the genuine one"])
+def execd(request: pytest.FixtureRequest, program: Path) -> Iterator[Execd]:
+    execd = Execd(program, harsh=request.param)
     yield execd
     execd.stop()
 
@@ -250,6 +252,28 @@ async def test_kill_ends_a_command_whose_output_nobody_takes(agent: Agent) -> No
 
     await until(gone)
     call.cancel()
+
+
+async def test_last_output_of_a_command_comes_though_it_ends_behind_it(agent: Agent, sandbox: Sandbox) -> None:
+    """The end is told first, and the command is not run once more by who comes for the rest."""
+    for size in (70_000, 900_000):
+        events = await rest_of(agent.start(f"echo ran >> runs; head -c {size} /dev/zero"))
+        assert len(gathered(events)["stdout"]) == size
+        assert events[-1].end.exit_code == 0
+    assert (sandbox.home / "runs").read_text() == "ran\nran\n"
+
+
+async def test_kill_ends_a_command_that_does_not_take_its_input(agent: Agent) -> None:
+    call = agent.start("exec sleep 600", stdin=True)
+    pid = (await call.read()).event.start.pid
+    flood = asyncio.ensure_future(_error_of(lambda: send_input(agent, pid, stdin=b"x" * 4_000_000)))
+    await asyncio.sleep(0.5)
+    await send_signal(agent, pid)
+    end = (await rest_of(call))[-1].end
+    assert (end.exit_code, end.status) == (-1, "signal: killed")
+    # What of it was on its way counts as written.
+    await asyncio.wait({flood})
+    assert await listed(agent) == []
 
 
 async def test_time_limit_ends_a_command(agent: Agent) -> None:
@@ -502,6 +526,9 @@ async def test_tree_is_made_listed_moved_and_removed(agent: Agent, sandbox: Sand
         await agent.write(name, name.encode())
     (sandbox.home / "a/link").symlink_to("z")
     (sandbox.home / "a/z").chmod(0o750)
+    (sandbox.home / "dangling").symlink_to("nowhere")
+    await agent.filesystem.Remove(filesystem_pb2.RemoveRequest(path="dangling"), **options)
+    assert not (sandbox.home / "dangling").is_symlink()
     entries = (await agent.filesystem.ListDir(filesystem_pb2.ListDirRequest(depth=9), **options)).entries
     names = [os.path.relpath(entry.path, sandbox.home) for entry in entries]
     assert names == ["a", "a/b", "a/b c", "a/b c/é 'x'", "a/link", "a/z", "a-0"]

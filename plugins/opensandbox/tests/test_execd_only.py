@@ -118,8 +118,9 @@ def test_commands_run_as_with_an_agent(sandbox: Sandbox) -> None:
     sleeping = sandbox.commands.run("sleep 600", background=True)
     followed = sandbox.commands.connect(sleeping.pid)
     assert sandbox.commands.kill(sleeping.pid)
-    with pytest.raises(CommandExitException, match="killed"):
+    with pytest.raises(CommandExitException) as killed:
         followed.wait()
+    assert (killed.value.exit_code, killed.value.error) == (-1, "signal: killed")
     assert not sandbox.commands.kill(sleeping.pid)
     assert sandbox.commands.list() == []
 

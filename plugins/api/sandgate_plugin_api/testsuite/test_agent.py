@@ -183,7 +183,7 @@ async def test_measurements_make_sense(box: Box) -> None:
         usage = await agent.agent.Metrics(agent_pb2.MetricsRequest(), metadata=agent.metadata(), timeout=CALL_SECONDS)
     assert usage.cpu_count > 0
     assert 0 < usage.mem_used <= usage.mem_total
-    if AgentFeature.DISK_USAGE in box.backend.lacks:
+    if AgentFeature.USAGE in box.backend.lacks:
         assert (usage.disk_used, usage.disk_total) == (0, 0)
     else:
         assert 0 < usage.disk_used <= usage.disk_total

@@ -98,12 +98,12 @@ async def test_snapshot_of_one_that_is_gone_is_not_found(deployment: Deployment,
 async def test_processes_go_on_over_a_snapshot(box: Box, deployment: Deployment) -> None:
     _needs_snapshots(box.backend)
     async with box.agent() as agent:
-        pid = await agent.background("exec sleep 600")
-        (await agent.run(f"until grep -q sleep /proc/{pid}/cmdline; do sleep 0.05; done")).text()
+        await agent.background("echo $$ > pid; exec sleep 600")
+        (await agent.run('until grep -q sleep "/proc/$(cat pid)/cmdline"; do sleep 0.05; done 2>/dev/null')).text()
     snapshot = await box.backend.snapshot(box.handle, snapshot_id=deployment.new_id())
     await box.backend.delete_snapshot(snapshot)
     # Another sandbox on its files may have a process of that number.
-    assert (await box.run(f"tr '\\0' ' ' < /proc/{pid}/cmdline")).text() == "sleep 600"
+    assert (await box.run("tr '\\0' ' ' < /proc/$(cat pid)/cmdline")).text() == "sleep 600"
 
 
 async def test_cancelled_snapshot_keeps_nothing_and_leaves_the_sandbox_as_it_was(

@@ -25,6 +25,7 @@ from sandgate_errors import (
     SandboxUnreachable,
     SandgateError,
 )
+from sandgate_plugin_opensandbox.execd import Execd
 from sandgate_plugin_opensandbox.server import Endpoint, Refused
 
 __all__ = ["TOKEN_HEADER", "Client", "Query"]
@@ -109,6 +110,17 @@ class Client:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost(error) from error
+
+    async def run(self, command: str, *, what: str) -> None:
+        """Run something as execd's own account. Raises Internal when it fails."""
+        execd = Execd(self._session, await self.endpoint(), self._token)
+        try:
+            done = await execd.run(command, uid=None)
+        except Internal as error:
+            # In words for one who starts a sandbox.
+            raise Internal(f"{what}: execd failed") from error
+        if done.exit_code != 0:
+            raise Internal(f"{what}: {done.words or 'execd failed'}")
 
     async def open_session(self, session: str, *, terminal: bool, since: int) -> aiohttp.ClientWebSocketResponse:
         """The socket of a session, taken over from whoever had it. Raises NotFound when there is no such session."""

@@ -34,11 +34,12 @@ _OFFSET_BYTES = 8
 #: Seconds.
 _CONNECTED_LIMIT = 20.0
 _SIGNAL_LIMIT = 10.0
+#: From SIGKILL to its effect, which is milliseconds.
+_DEATH_LIMIT = 1.0
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 #: Bytes. A replay is one mebibyte.
 _MOST_EARLY = 8 * 1024 * 1024
-#: execd hangs up after it has told of the end.
-_LAST_WORDS_LIMIT = 2.0
+_REST_LIMIT = 10.0
 
 
 class FarChild(Child):
@@ -130,6 +131,11 @@ class Session:
         async with self._client.bounded(_SIGNAL_LIMIT):
             await self._send(_signal_message(number))
         self._signal_waits = False
+        if number == signal.SIGKILL:
+            await asyncio.wait({self.child.ended}, timeout=_DEATH_LIMIT)
+            if not self.child.ended.done():
+                # execd hears no signal while it waits for the command to take its input.
+                await self._client.ask("DELETE", f"pty/{self.id}", what="the command")
 
     # Output, and the end of it.
 
@@ -141,7 +147,7 @@ class Session:
                 return status
             await self._detach()
             if not await self._attached_again():
-                return None
+                return self._signal or None
 
     async def _pump(self) -> int | None:
         """Pass on what comes until the socket is cut; the wait status when it told the end."""
@@ -156,21 +162,42 @@ class Session:
                 if message.type is aiohttp.WSMsgType.BINARY:
                     await self._output(message.data)
                 elif (about := _told(message)).get("type") == "exit":
-                    await self._last_words(opened)
-                    return self._wait_status(about.get("exit_code"))
+                    status = self._wait_status(about.get("exit_code"))
+                    await self._detach()
+                    await self._fetch_rest()
+                    return status
                 elif about.get("type") == "error":
                     _log.warning("execd has trouble with a session: %s", _words(about))
         except (aiohttp.ClientError, OSError) as error:
             _log.info("the socket of a session was cut: %s", error)
         return None
 
-    async def _last_words(self, opened: aiohttp.ClientWebSocketResponse) -> None:
-        """What comes behind the end: execd may tell of that before it has passed on all output."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_LIMIT):
-                async for message in opened:
-                    if message.type is aiohttp.WSMsgType.BINARY:
+    async def _fetch_rest(self) -> None:
+        """Output that execd had not passed on when it told of the end; it keeps that.
+
+        It starts the command once more for whoever comes for that, which then ends at once (``Records.begun``).
+        """
+        try:
+            state = await self._client.ask("GET", f"pty/{self.id}", what="the session")
+            missing = int(state["output_offset"]) - self._offset
+        except (SandgateError, LookupError, TypeError, ValueError) as error:
+            _log.info("whether all output of a command has come cannot be known: %s", error)
+            return
+        if missing <= 0:
+            return
+        end = self._offset + missing
+        with contextlib.suppress(SandgateError):
+            opened = await self._client.open_session(self.id, terminal=self._is_terminal, since=self._offset)
+            try:
+                async with self._client.bounded(_REST_LIMIT):
+                    for frame in await _connected(opened):
+                        await self._output(frame)
+                    while self._offset < end and (message := await opened.receive()).type is aiohttp.WSMsgType.BINARY:
                         await self._output(message.data)
+            finally:
+                await _hang_up(opened)
+        if self._offset < end:
+            self.child.on_trouble(DataLoss(f"the last {end - self._offset} bytes of the output were lost"))
 
     async def _output(self, frame: bytes) -> None:
         kind, data = (frame[0], memoryview(frame)[1:]) if frame else (None, memoryview(b""))

@@ -6,8 +6,10 @@ and acts on it in two calls, so whoever changes the tree meanwhile may get an er
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
+import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from sandgate_plugin_opensandbox.by_execd.uploads import upload
 __all__ = ["Content", "Tree"]
 
 _MOST_ENTRIES = 250_000
+#: Tries to list a tree in which entries come and go.
+_LISTINGS = 4
 _NEW_FILE, _NEW_DIRECTORY = 644, 755
 _WHOLE_SIZE = re.compile(r"bytes \d+-\d+/(\d+)", re.ASCII)
 #: Bytes of a piece of content.
@@ -59,8 +63,7 @@ class Tree:
         """Entries below, each directory's directly before its content, names in the order of their bytes (F19)."""
         if (await self.stat(path)).kind is not Kind.DIRECTORY:
             raise InvalidArgument(f"{_named(path)} is not a directory")
-        query = [("path", path), ("depth", str(depth))]
-        listed = await self._client.ask("GET", "directories/list", query=query, what=_named(path))
+        listed = await self._listed(path, depth)
         if listed is None:
             return []
         if not isinstance(listed, list):
@@ -69,6 +72,14 @@ class Tree:
             raise ResourceExhausted(f"more than {_MOST_ENTRIES} entries below {_named(path)}", should_retry=False)
         entries = [entry for entry in map(entry_of, listed) if entry.path != path]
         return sorted(entries, key=lambda entry: entry.path.encode(errors="replace").split(b"/"))
+
+    async def _listed(self, path: str, depth: int) -> object:
+        query = [("path", path), ("depth", str(depth))]
+        for _ in range(_LISTINGS):
+            with contextlib.suppress(NotFound):
+                return await self._client.ask("GET", "directories/list", query=query, what=_named(path))
+        # So execd says it of the directory, and of an entry that went while it was listed.
+        return await self._client.ask("GET", "directories/list", query=query, what=_named(path))
 
     async def make_directory(self, path: str) -> Entry:
         """With its parents. Raises AlreadyExists."""
@@ -100,6 +111,10 @@ class Tree:
         if path == "/":
             raise InvalidArgument("the root directory cannot be removed")
         if (found := await self._existing(path)) is None:
+            return
+        if found.kind is Kind.SYMLINK:
+            # execd lets a link stay that leads nowhere, and says that it was removed.
+            await self._client.run(f"rm -f -- {shlex.quote(path)}", what=_named(path))
             return
         route = "directories" if found.kind is Kind.DIRECTORY else "files"
         try:
