@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sandgate_testing.containers import Containers
 from sandgate_testing.gateway import Gateway
@@ -19,6 +20,10 @@ from sandgate_testing.images import Images
 from sandgate_testing.requirements import lacking, need
 from sandgate_testing.reserved_ports import ReservedPort
 from sandgate_testing.sdk import PackageUnavailable
+
+# How long examples take is the machine's business, and it may be crowded.
+settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any pace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
