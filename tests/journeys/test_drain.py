@@ -102,7 +102,8 @@ def test_running_requests_end_streams_are_reset_and_sandboxes_stay(draining: Gat
     sandbox = Sandbox.create(timeout=300, **gateway.sdk_options)
     paused = Sandbox.create(timeout=300, **gateway.sdk_options)
     paused.pause()
-    large = os.urandom(1 << 20) * 24
+    # Half of it is in no buffer yet, and a crowded machine still brings it over before the edge ends in any case.
+    large = os.urandom(1 << 20) * 8
     sandbox.files.write("large.bin", large)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(long_command, sandbox)
