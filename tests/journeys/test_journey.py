@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,9 @@ def client(request: pytest.FixtureRequest) -> SdkClient:
 
 
 @pytest.fixture(scope="module")
-def journey(client: SdkClient, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Journey:
+def journey(
+    client: SdkClient, gateway: Gateway, tmp_path_factory: pytest.TempPathFactory, reserve_port: Callable[[], int]
+) -> Journey:
     folder = tmp_path_factory.mktemp("journey")
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     if client.source == "npm":
@@ -124,7 +127,7 @@ def journey(client: SdkClient, gateway: Gateway, tmp_path_factory: pytest.TempPa
     done = subprocess.run(
         command_of(client, folder / client.script),
         cwd=folder,
-        env={**home, **gateway.sdk_environment},
+        env={**home, **gateway.sdk_environment, "SERVER_PORT": str(reserve_port())},
         capture_output=True,
         text=True,
         check=False,

@@ -1,10 +1,10 @@
 // What a first-time user does, with the JavaScript SDK. One line of JSON for each step, read by test_journey.py.
 //
-// Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+// Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user. SERVER_PORT is one that is
+// free, as sandboxes with internet may share the machine's ports.
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { get } from 'node:http'
-import { createServer } from 'node:net'
 import * as e2b from 'e2b'
 
 const { Sandbox } = e2b
@@ -442,7 +442,7 @@ async function pauses(sandbox) {
     await sleeper.kill()
   })
   await step('get_host', async () => {
-    const port = await freePort()
+    const port = Number(process.env.SERVER_PORT)
     const serve = `python3 -m http.server ${port} --bind 127.0.0.1`
     const server = await sandbox.commands.run(serve, { background: true, timeoutMs: 0 })
     await sandbox.files.write('page.html', '<p>a page</p>')
@@ -450,16 +450,6 @@ async function pauses(sandbox) {
     assert(host.startsWith(`${port}-${sandbox.sandboxId}.`))
     assert.equal(await eventually(() => pageOf(host)), '<p>a page</p>')
     await server.kill()
-  })
-}
-
-// Sandboxes with internet may share the machine's ports.
-function freePort() {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address()
-      server.close(() => resolve(port))
-    })
   })
 }
 

@@ -1,6 +1,7 @@
 """What a first-time user does, with the asynchronous Python SDK.
 
-Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user. SERVER_PORT is one that is
+free, as sandboxes with internet may share the machine's ports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import datetime as dt
 import io
 import os
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -412,7 +412,7 @@ async def pauses(sandbox: AsyncSandbox) -> None:
         assert (await sleeper.get_info()).state.value == "running"
         await sleeper.kill()
     with step("get_host"):
-        port = free_port()
+        port = int(os.environ["SERVER_PORT"])
         serve = f"python3 -m http.server {port} --bind 127.0.0.1"
         server = await sandbox.commands.run(serve, background=True, timeout=0)
         await sandbox.files.write("page.html", "<p>a page</p>")
@@ -420,12 +420,6 @@ async def pauses(sandbox: AsyncSandbox) -> None:
         assert host.startswith(f"{port}-{sandbox.sandbox_id}.")
         assert await eventually(lambda: asyncio.to_thread(page_of, host)) == b"<p>a page</p>"
         await server.kill()
-
-
-def free_port() -> int:
-    """Sandboxes with internet may share the machine's ports."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def page_of(host: str) -> bytes:

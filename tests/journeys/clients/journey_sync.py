@@ -1,6 +1,7 @@
 """What a first-time user does, with the synchronous Python SDK; the same text for every release of it.
 
-Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user.
+Address and key come from E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY, as they do for the user. SERVER_PORT is one that is
+free, as sandboxes with internet may share the machine's ports.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import io
 import os
-import socket
 import threading
 import time
 import urllib.error
@@ -397,19 +397,13 @@ def pauses(sandbox: Sandbox) -> None:
         assert sleeper.get_info().state.value == "running"
         sleeper.kill()
     with step("get_host"):
-        port = free_port()
+        port = int(os.environ["SERVER_PORT"])
         server = sandbox.commands.run(f"python3 -m http.server {port} --bind 127.0.0.1", background=True, timeout=0)
         sandbox.files.write("page.html", "<p>a page</p>")
         host = sandbox.get_host(port)
         assert host.startswith(f"{port}-{sandbox.sandbox_id}.")
         assert eventually(lambda: page_of(host)) == b"<p>a page</p>"
         server.kill()
-
-
-def free_port() -> int:
-    """Sandboxes with internet may share the machine's ports."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def page_of(host: str) -> bytes:
