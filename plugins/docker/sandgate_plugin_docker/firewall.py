@@ -1,14 +1,16 @@
 """Where sandboxes may go: packet filter rules of the engine's host, where that is this machine and the gateway may.
 
-Two chains of the gateway's own hang in front of what is passed on, and in front of what the host itself takes::
+Chains of the gateway's own hang in front of what is passed on, and in front of what the host itself takes::
 
-    DOCKER-USER, FORWARD --(from our bridge)--> SG-<gateway>      private ranges are closed; then, by the sender's address,
-                                                SGB-<box>         one sandbox's own rules, where it has any
-    INPUT                --(from our bridge)--> SG-<gateway>-IN   nothing on the host itself, the gateway included
+    filter DOCKER-USER  --(from our bridge)--> SG-<gateway>      private ranges are closed; then, by the sender's address,
+                                               SGB-<box>         one sandbox's own rules, where it has any
+    filter INPUT        --(from our bridge)--> SG-<gateway>-IN   nothing on the host itself, the gateway included
+    mangle POSTROUTING  --(our subnet)-------> SG-<gateway>      the same as the first once more
 
-DOCKER-USER is the engine's hook for users' rules and stays first, also when an engine that starts anew puts its own rules in
-front. But whenever anybody makes a network, the engine takes the hook out for some milliseconds to put it first again: what
-is passed on then meets the chain in FORWARD.
+DOCKER-USER is the engine's hook for users' rules, where a refusal is told to the sandbox. But whenever anybody makes a network
+the engine takes the hook out for some milliseconds, and one that starts anew puts rules of its own in front of others'. So
+everything is looked at once more on its way out, where no engine has rules. What the first line should have refused is only
+dropped there: that table can tell nobody.
 
 Rules are by the address of a sandbox, which it cannot change: it has neither NET_ADMIN nor NET_RAW.
 """
@@ -22,7 +24,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sandgate_errors import InvalidArgument, Unavailable
@@ -37,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for one call, most of which it may wait for others that change rules.
 _LIMIT = 20.0
-_HOOKS = ("DOCKER-USER", "FORWARD")
 #: Closed whatever a client's rules say: private, shared, link-local (cloud metadata), multicast, reserved.
 _CLOSED = (
     "0.0.0.0/8",
@@ -109,28 +110,33 @@ class Firewall:
         async with self._lock:
             boxes = [line for box, (_, rules) in self._boxes.items() for line in (f":{_chain(box)} - [0:0]", *rules)]
             chains = [*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()]
-            await self._restore([*chains, *[line async for line in self._first()]])
+            first = [f"-I {hook} 1 -i {self._network.bridge} -j {chain}" for hook, chain in _hooks(self._out, self._in)]
+            last = [f"-I POSTROUTING 1 -s {await self._network.subnet()} -j {self._out}"]
+            await self._restore(
+                chains,
+                filter_jumps=[*await self._old_jumps("filter", self._out, self._in), *first],
+                mangle_jumps=[*await self._old_jumps("mangle", self._out), *last],
+            )
 
-    async def _first(self) -> AsyncIterator[str]:
-        """Jumps in front of all else that there is: what makes a network puts rules there that let it through."""
-        for hook, chain in _jumps(self._out, self._in):
-            jump = f"-i {self._network.bridge} -j {chain}"
-            if await self._run("-C", hook, *jump.split(), may_fail=True):
-                yield f"-D {hook} {jump}"
-            yield f"-I {hook} 1 {jump}"
+    async def _old_jumps(self, table: str, *chains: str) -> Sequence[str]:
+        """Lines that take out every jump to one of the chains."""
+        found = re.findall(rf"^-A (.* -j (?:{'|'.join(chains)}))$", await self._listed(table), re.MULTILINE)
+        return [f"-D {jump}" for jump in found]
 
     async def sweep(self) -> None:
         """Remove what gateways that were killed have left: chains for a bridge that is no more."""
         async with self._lock:
-            chains = re.findall(r"^-N SG-([0-9a-f]{8})$", await self._listed(), re.MULTILINE)
-            for gateway in chains:
+            listed = await self._listed("filter") + await self._listed("mangle")
+            for gateway in set(re.findall(r"^-N SG-([0-9a-f]{8})$", listed, re.MULTILINE)):
                 if not Path(f"/sys/class/net/sg-{gateway}").exists():
                     await self._remove(gateway)
 
-    async def _listed(self, *chain: str) -> str:
-        done = await asyncio.to_thread(
-            subprocess.run, [self._program, "-w", "10", "-S", *chain], capture_output=True, timeout=_LIMIT, check=False
-        )
+    async def _listed(self, table: str) -> str:
+        argv = [self._program, "-w", "10", "-t", table, "-S"]
+        try:
+            done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=_LIMIT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Unavailable("the sandbox's network rules cannot be read at the moment") from error
         return done.stdout.decode()
 
     def _common(self) -> Sequence[str]:
@@ -184,39 +190,47 @@ class Firewall:
 
     async def _remove(self, gateway: str) -> None:
         out, into = f"SG-{gateway}", f"SG-{gateway}-IN"
-        boxes = re.findall(rf"^-A {out} .*-j (SGB-\w+)$", await self._listed(out), re.MULTILINE)
-        for hook, chain in _jumps(out, into):
-            await self._run("-D", hook, "-i", f"sg-{gateway}", "-j", chain, may_fail=True)
-        for chain in (out, into, *boxes):
-            await self._run("-F", chain, may_fail=True)
-            await self._run("-X", chain, may_fail=True)
+        for table in ("filter", "mangle"):
+            listed = await self._listed(table)
+            own = [chain for chain in (out, into) if f"-N {chain}\n" in listed]
+            boxes = sorted(set(re.findall(rf"^-A {out} .*-j (SGB-\w+)$", listed, re.MULTILINE)))
+            lines = [*await self._old_jumps(table, out, into), *(f":{chain} - [0:0]" for chain in (*own, *boxes))]
+            lines += [f"-X {chain}" for chain in (*own, *boxes)]
+            if lines:
+                await self._load(_table(table, lines))
 
-    async def _restore(self, lines: Sequence[str]) -> None:
-        """All or nothing."""
-        text = "\n".join(("*filter", *lines, "COMMIT", ""))
+    async def _restore(
+        self, lines: Sequence[str], *, filter_jumps: Sequence[str] = (), mangle_jumps: Sequence[str] = ()
+    ) -> None:
+        """Each table all or nothing."""
+        # What the host itself takes never goes out again.
+        out = [line.replace(_CLOSE, "-j DROP") for line in lines if f"{self._in} " not in line]
+        await self._load(_table("mangle", [*out, *mangle_jumps]) + _table("filter", [*lines, *filter_jumps]))
+
+    async def _load(self, text: str) -> None:
         await self._call([f"{self._program}-restore", "--noflush", "-w", "10"], text)
 
-    async def _run(self, *words: str, may_fail: bool = False) -> bool:
-        return await self._call([self._program, "-w", "10", *words], "", may_fail=may_fail)
-
-    async def _call(self, argv: Sequence[str], text: str, *, may_fail: bool = False) -> bool:
+    async def _call(self, argv: Sequence[str], text: str) -> None:
         try:
             done = await asyncio.to_thread(
                 subprocess.run, argv, input=text.encode(), capture_output=True, timeout=_LIMIT, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unavailable("the sandbox's network rules cannot be set at the moment") from error
-        if done.returncode != 0 and not may_fail:
+        if done.returncode != 0:
             _log.error(
                 "network rules were refused: %s: %s", " ".join(argv), done.stderr.decode(errors="replace").strip()
             )
             raise Unavailable("the sandbox's network rules cannot be set at the moment")
-        return done.returncode == 0
 
 
-def _jumps(out: str, into: str) -> Sequence[tuple[str, str]]:
+def _hooks(out: str, into: str) -> Sequence[tuple[str, str]]:
     """(where, to which chain)"""
-    return [*((hook, out) for hook in _HOOKS), ("INPUT", into)]
+    return (("DOCKER-USER", out), ("INPUT", into))
+
+
+def _table(name: str, lines: Sequence[str]) -> str:
+    return "\n".join((f"*{name}", *lines, "COMMIT", ""))
 
 
 def _chain(box: str) -> str:

@@ -7,6 +7,7 @@ also change later: joining and leaving a network is something an engine does to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 from collections.abc import Mapping
@@ -46,6 +47,14 @@ class Network:
                 # Made by somebody else meanwhile; by this gateway's name, so by this gateway.
                 if refused.status != 409:
                     raise
+
+    async def subnet(self) -> ipaddress.IPv4Network:
+        """Raises Unavailable where there is none."""
+        details = await self._engine.network(self.name) or {}
+        for part in (details.get("IPAM") or {}).get("Config") or ():
+            with contextlib.suppress(KeyError, ValueError):
+                return ipaddress.IPv4Network(part["Subnet"])
+        raise Unavailable("the sandboxes' network is not there at the moment")
 
     def _config(self) -> Mapping[str, object]:
         return {

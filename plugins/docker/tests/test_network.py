@@ -221,6 +221,19 @@ async def test_rules_hold_while_the_engine_makes_other_networks(gateway, backend
     assert "reached" not in (await probing)[1]
 
 
+async def test_rules_hold_whatever_an_engine_that_starts_anew_puts_in_front(gateway, backend, outside, reaches):
+    """Its rules let all through that comes from a network, and may then be the first of all."""
+    bound = await gateway.create(backend, egress=Egress(deny=("0.0.0.0/0",)))
+    bridge = f"sg-{gateway.id}"
+    iptables("-I", "FORWARD", "1", "-i", bridge, "-j", "ACCEPT")
+    try:
+        assert not await reaches(bound, outside)
+        await backend.update_egress(bound.handle, Egress(allow=(f"{outside}/32",), deny=("0.0.0.0/0",)))
+        assert await reaches(bound, outside)
+    finally:
+        iptables("-D", "FORWARD", "-i", bridge, "-j", "ACCEPT")
+
+
 async def test_rules_of_a_gateway_that_was_killed_go_with_the_next_start(gateway, backend):
     """Its chains and its sandboxes', once its bridge is no more."""
     dead, box = secrets.token_hex(4), f"SGB-i{secrets.token_hex(10)}"
@@ -233,11 +246,17 @@ async def test_rules_of_a_gateway_that_was_killed_go_with_the_next_start(gateway
         f"-A SG-{dead} -s 192.0.2.9 -j {box}",
         f"-A DOCKER-USER -i sg-{dead} -j SG-{dead}",
         f"-A INPUT -i sg-{dead} -j SG-{dead}-IN",
+        "COMMIT",
+        "*mangle",
+        f":SG-{dead} - [0:0]",
+        f":{box} - [0:0]",
+        f"-A SG-{dead} -s 192.0.2.9 -j {box}",
+        f"-A POSTROUTING -s 192.0.2.0/24 -j SG-{dead}",
         "COMMIT\n",
     )
     restore = ["iptables-restore", "--noflush", "-w", "10"]
     await asyncio.to_thread(subprocess.run, restore, input="\n".join(lines), text=True, check=True)
     async with gateway.backend():
-        rules = iptables("-S")
+        rules = iptables("-S") + iptables("-t", "mangle", "-S")
     assert dead not in rules
     assert box not in rules
