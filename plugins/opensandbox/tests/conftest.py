@@ -28,12 +28,17 @@ from sandgate_testing.sdk import PackageUnavailable
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs them all, as bundle and server take longer to make than most of them; the first may install it."""
+    """One worker runs all that need a server, as bundle and server take longer to make than most of them; the first may install
+    it. Those without agents need no bundle, and are as many minutes of their own.
+    """
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("opensandbox"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(550))
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(550))
+        if isinstance(item, pytest.Function) and {"images", "library"}.intersection(item.fixturenames):
+            alone = item.path.name == "test_execd_only.py"
+            item.add_marker(pytest.mark.xdist_group("opensandbox-without-agents" if alone else "opensandbox"))
 
 
 @pytest.fixture(scope="session")
