@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import time
 
 import grpc
 import pytest
@@ -245,12 +244,10 @@ async def test_stopping_the_agent_ends_streams_and_everything_started(any_agent:
         daemon = int(await running.read_until(b"\n"))
         spawners = any_agent.spawners()
         assert len(spawners) >= 2
-        began = time.monotonic()
         any_agent.process.terminate()  # type: ignore[union-attr]
         async with code_of(grpc.StatusCode.UNAVAILABLE):
             await running.rest()
-        assert await asyncio.to_thread(any_agent.process.wait, 5) == 0  # type: ignore[union-attr]
-        assert time.monotonic() - began < 5
+        assert await asyncio.to_thread(any_agent.process.wait, 30) == 0  # type: ignore[union-attr]
         for pid in (running.pid, daemon, *spawners):
             await eventually(lambda pid=pid: gone(pid))
 

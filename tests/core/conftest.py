@@ -57,6 +57,7 @@ from sandgate_plugin_api import (
     SandboxRequest,
     Survivor,
     Template,
+    to_its_end,
 )
 from sandgate_testing.postgres import PostgresServer
 from sandgate_testing.requirements import need
@@ -187,7 +188,12 @@ class World:
         agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
         target = f"unix:{self.folder / sandbox_id[:12]}.sock"
         server.add_insecure_port(target)
-        await server.start()
+        try:
+            # A start that is cut off leaves a server that can neither run nor be stopped.
+            await to_its_end(server.start())
+        except asyncio.CancelledError:
+            await to_its_end(server.stop(0))
+            raise
         address = AgentAddress(target=target, token=agent.token)
         box = self.boxes[sandbox_id] = Box(
             agent, server, Placement(handle={"id": sandbox_id, "whole": True}, agent=address)
@@ -196,7 +202,7 @@ class World:
 
     async def lose(self, sandbox_id: str) -> None:
         """The sandbox dies by itself."""
-        await self.boxes.pop(sandbox_id).server.stop(0)
+        await to_its_end(self.boxes.pop(sandbox_id).server.stop(0))
 
     async def close(self) -> None:
         for sandbox_id in list(self.boxes):

@@ -110,7 +110,7 @@ async def test_overdue_sandbox_ends_at_start(deployment, world, until):
 
 async def test_deadline_holds_over_a_restart(deployment, world, until):
     async with deployment.core() as core:
-        made = await core.owner.create(timeout=2)
+        made = await core.owner.create(timeout=5)
     async with deployment.core() as core:
         assert (await core.owner.call("Get", id=made.id)).sandbox.end_at == made.end_at
         await until(lambda: not world.boxes)

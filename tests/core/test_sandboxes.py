@@ -192,8 +192,8 @@ class TestCreate:
             await asyncio.Event().wait()
 
         backend.created = hang
-        async with deployment.core(create_timeout=0.3) as core:
-            with pytest.raises(DeadlineExceeded, match=r"0\.3 seconds"):
+        async with deployment.core(create_timeout=2) as core:
+            with pytest.raises(DeadlineExceeded, match="2 seconds"):
                 await core.owner.create()
             assert not world.boxes
 
@@ -443,9 +443,9 @@ class TestTimeout:
             await core.owner.call("Get", id=made.id)
 
     async def test_extended_in_time_it_lives_on(self, core, world):
-        made = await core.owner.create(timeout=1)
+        made = await core.owner.create(timeout=3)
         await core.owner.call("SetTimeout", id=made.id, timeout=duration(60))
-        await asyncio.sleep(1.3)
+        await asyncio.sleep(3.2)
         assert made.id in world.boxes
 
     async def test_extended_while_its_end_is_being_acted_on_it_lives_on(self, sandboxes, world, until):

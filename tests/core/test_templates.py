@@ -136,8 +136,8 @@ async def test_looking_for_a_template_counts_into_the_time_of_the_create(with_bo
         await asyncio.Event().wait()
 
     second.finding, second.created = slow, stay
-    async with with_both(create_timeout=0.6) as core:
-        with pytest.raises(DeadlineExceeded, match=r"0\.6 seconds"):
+    async with with_both(create_timeout=2) as core:
+        with pytest.raises(DeadlineExceeded, match="2 seconds"):
             await core.owner.create(template_id="python:3.12")
     assert not second.world.boxes
 
