@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import aiohttp
 import grpc
@@ -67,8 +68,10 @@ class Surroundings:
         try:
             name, home, path, group = (str(about[key]) for key in ("name", "home", "path", "group"))
             uid, gid = int(about["uid"]), int(about["gid"])
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise Internal("the sandbox's records are damaged") from None
+        if not home.startswith("/") or "\0" in home + path + name:
+            raise Internal("the sandbox's records are damaged")
         account = Account(name=name, uid=uid, gid=gid, groups=(gid,), home=home)
         return cls(account=account, group=group, path=path)
 
@@ -95,7 +98,10 @@ class FarAgent:
         self._tls = tls
         self._records = Records(client)
         self._services: _Services | None = None
-        self._settling = asyncio.Lock()
+        #: Services are being made, for all who wait for them, or ended.
+        self._settling: asyncio.Task[_Services] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._closed = False
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=(_Door(self._settled),))
         self._health = Health(frozenset({ProcessService.name, FarFilesystemService.name, FarAgentService.name}))
 
@@ -118,7 +124,13 @@ class FarAgent:
 
     async def close(self) -> None:
         """End every stream. Commands go on in the sandbox, if that does."""
+        self._closed = True
         self._health.stop()
+        under_way = [task for task in (self._settling, self._ending) if task is not None]
+        if self._settling is not None:
+            self._settling.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
         if self._services is not None:
             await self._services.close()
         await self._server.stop(_GRACE_SECONDS)
@@ -129,24 +141,55 @@ class FarAgent:
         self._client.moved()
 
     async def _settled(self) -> _Services:
-        """Take up what an earlier gateway left. Raises SandboxUnreachable; the next call tries again."""
-        async with self._settling:
-            if self._services is None:
-                known = await self._records.surroundings()
-                if known is None:
-                    raise Internal("the sandbox was not started by this kind of backend")
-                services = self._made(Surroundings.recorded(known))
-                try:
-                    await services.take_up()
-                except BaseException:
-                    await services.close()
-                    raise
-                self._services = services
+        """The services, for which what another gateway left is taken up. Raises SandboxUnreachable; the next call tries again."""
+        if self._services is not None:
             return self._services
+        if self._closed:
+            raise Unavailable("the gateway lets go of the sandbox", retry_after=1)
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle())
+            self._settling.add_done_callback(self._settling_over)
+        settling = self._settling
+        # One try for all: many who had to wait for one another in front of a silent execd would wait for ever.
+        try:
+            return await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            if settling.cancelled():
+                raise Unavailable("the gateway lets go of the sandbox", retry_after=1) from None
+            raise
+
+    async def _settle(self) -> _Services:
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
+        known = await self._records.surroundings()
+        if known is None:
+            raise Internal("the sandbox was not started by this kind of backend")
+        services = self._made(Surroundings.recorded(known))
+        try:
+            await services.take_up()
+        except BaseException:
+            await services.close()
+            raise
+        self._services = services
+        return services
+
+    def _settling_over(self, settling: asyncio.Task[_Services]) -> None:
+        self._settling = None
+        if not settling.cancelled():
+            # Whoever waited has it; all may have left.
+            settling.exception()
+
+    def _let_go(self, services: _Services) -> None:
+        """Another gateway has taken the sandbox up. Should it be ours again, the next call takes it back."""
+        if self._services is services and not self._closed:
+            self._services = None
+            self._ending = asyncio.create_task(services.close())
 
     def _made(self, surroundings: Surroundings) -> _Services:
         token = self._token.encode()
-        return _Services(self._client, self._records, surroundings, token=token, tls=self._tls)
+        services = _Services(self._client, self._records, surroundings, token=token, tls=self._tls)
+        services.on_taken = lambda: self._let_go(services)
+        return services
 
 
 class _Door(grpc.aio.ServerInterceptor):
@@ -190,7 +233,8 @@ class _Services:
     ) -> None:
         account = surroundings.account
         self._records = records
-        self._sessions = Sessions(client, records)
+        self.on_taken: Callable[[], None] = lambda: None
+        self._sessions = Sessions(client, records, on_taken=self._taken)
         journal = Journal()
         self._processes = Processes(self._sessions, journal)
         sandbox = Sandbox(OneAccount(account), system_files=False, path=surroundings.path)
@@ -210,11 +254,15 @@ class _Services:
     def handler(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         return next((found for handler in self._handlers if (found := handler.service(details)) is not None), None)
 
+    def _taken(self) -> None:
+        self.on_taken()
+
     async def take_up(self) -> None:
         if (identity := await self._records.identity()) is not None:
             self._agent.restore(identity)
-        for command, session in await self._sessions.adopt():
-            self._processes.adopt(command, session.child, session.descriptors)
+        await self._sessions.adopt(
+            lambda command, session: self._processes.adopt(command, session.child, session.descriptors)
+        )
 
     async def close(self) -> None:
         await self._processes.close(Unavailable("the gateway is ending"))
@@ -229,6 +277,9 @@ class FarAgents:
         self._folder = folder
         self._tls = tls
         self._agents: dict[str, tuple[str, FarAgent]] = {}
+        #: One opens or forgets the agent of a sandbox at a time.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closed = False
         for left in folder.glob("*.sock"):
             # Of a gateway that was killed; what goes on gets another.
             left.unlink()
@@ -244,25 +295,38 @@ class FarAgents:
         surroundings: Surroundings | None = None,
     ) -> FarAgent:
         """The sandbox's agent; the one that there is, if it works in what has this id on the server and is not new."""
-        known = self._agents.get(sandbox)
-        if known is not None and known[0] == server_id and surroundings is None:
-            return known[1]
-        await self.forget(sandbox)
-        client = Client(self._session, where, port=EXECD_PORT, token=execd_token)
-        agent = FarAgent(client, path=self._folder / f"{sandbox}.sock", token=token, tls=self._tls)
-        self._agents[sandbox] = server_id, agent
-        try:
-            await agent.open(surroundings)
-        except BaseException:
-            await self.forget(sandbox)
-            raise
-        return agent
+        async with self._alone(sandbox):
+            known = self._agents.get(sandbox)
+            if known is not None and known[0] == server_id and surroundings is None:
+                return known[1]
+            await self._forget(sandbox)
+            if self._closed:
+                raise Unavailable("the gateway is ending")
+            client = Client(self._session, where, port=EXECD_PORT, token=execd_token)
+            agent = FarAgent(client, path=self._folder / f"{sandbox}.sock", token=token, tls=self._tls)
+            self._agents[sandbox] = server_id, agent
+            try:
+                await agent.open(surroundings)
+            except BaseException:
+                await self._forget(sandbox)
+                raise
+            return agent
 
     async def forget(self, sandbox: str) -> None:
+        async with self._alone(sandbox):
+            await self._forget(sandbox)
+
+    def _alone(self, sandbox: str) -> asyncio.Lock:
+        return self._locks.setdefault(sandbox, asyncio.Lock())
+
+    async def _forget(self, sandbox: str) -> None:
         if (known := self._agents.pop(sandbox, None)) is not None:
             await known[1].close()
 
     async def close(self) -> None:
+        self._closed = True
         agents = [agent for _, agent in self._agents.values()]
         self._agents.clear()
-        await asyncio.gather(*(agent.close() for agent in agents))
+        for failed in await asyncio.gather(*(agent.close() for agent in agents), return_exceptions=True):
+            if failed is not None:
+                _log.error("an agent could not be closed", exc_info=failed)

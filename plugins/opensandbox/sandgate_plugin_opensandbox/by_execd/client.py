@@ -12,7 +12,8 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -25,6 +26,7 @@ from sandgate_errors import (
     SandboxUnreachable,
     SandgateError,
 )
+from sandgate_plugin_opensandbox.by_execd.listing import Items
 from sandgate_plugin_opensandbox.execd import Execd
 from sandgate_plugin_opensandbox.server import Endpoint, Refused
 
@@ -36,11 +38,14 @@ TOKEN_HEADER = "X-EXECD-ACCESS-TOKEN"  # noqa: S105 - a name
 #: Seconds. A paused sandbox takes connections and says nothing.
 _CONNECT_LIMIT = 10.0
 _CALL_LIMIT = 30.0
-#: Bytes. What execd says of errors, and of a tree.
+#: Bytes. What execd says of errors, of one thing, and of a tree.
 _LONGEST_ERROR = 64 * 1024
-_LONGEST_ANSWER = 128 * 1024 * 1024
+_LONGEST_ANSWER = 1024 * 1024
+_LONGEST_LIST = 128 * 1024 * 1024
 #: A replay is one message: a mebibyte and its head.
 _LONGEST_MESSAGE = 4 * 1024 * 1024
+#: Of ports, that are remembered for one sandbox.
+_MOST_ENDPOINTS = 1024
 #: What a relay between us and execd answers when it reached nobody.
 _NOBODY_BEHIND = frozenset({502, 503, 504})
 _NO_ROOM = re.compile(r"no space left|quota exceeded", re.IGNORECASE)
@@ -49,6 +54,7 @@ _NOT_ALLOWED = re.compile(r"permission denied|not permitted|read-only file syste
 _CALLERS_FAULT = re.compile(r"(is|not) a directory|name too long|invalid argument|directory not empty", re.IGNORECASE)
 
 Query = Sequence[tuple[str, str]]
+_Item = TypeVar("_Item")
 
 
 class Client:
@@ -76,9 +82,18 @@ class Client:
                 found = await self._where(number)
             except Refused as refused:
                 raise SandboxUnreachable("the sandbox is nowhere to be reached", retry_after=1) from refused
-            known = Endpoint(found.base, {**found.headers, TOKEN_HEADER: self._token})
+            known = Endpoint(found.base, dict(found.headers))
+            if number == self._port or await self._relays(found, number):
+                known = Endpoint(found.base, {**found.headers, TOKEN_HEADER: self._token})
+            if len(self._endpoints) >= _MOST_ENDPOINTS:
+                self._endpoints.clear()
             self._endpoints[number] = known
         return known
+
+    async def _relays(self, found: Endpoint, port: int) -> bool:
+        """Whether a port is reached through execd, which may ask for its token: no other program is to be told it."""
+        parts, own = urlsplit(found.base), urlsplit((await self.endpoint()).base)
+        return (parts.scheme, parts.netloc) == (own.scheme, own.netloc) and parts.path.rstrip("/") == f"/proxy/{port}"
 
     async def ask(
         self, method: str, path: str, *, query: Query = (), body: object = None, what: str, limit: float = _CALL_LIMIT
@@ -93,6 +108,30 @@ class Client:
         except (ValueError, RecursionError):
             _log.error("execd answers %s with something else than JSON: %r", path, text[:200])
             raise Internal(f"execd's answer for {what} cannot be read") from None
+
+    async def ask_list(
+        self, path: str, *, query: Query, what: str, most: int, make: Callable[[dict[str, Any]], _Item]
+    ) -> list[_Item]:
+        """What is made of each object of a list; at most one more than ``most``. Raises as :meth:`ask`, and as ``make``."""
+        made: list[_Item] = []
+        items, read = Items(), 0
+        async with self.bounded(), self.request("GET", path, query=query, what=what) as response:
+            try:
+                async for piece in response.content.iter_any():
+                    read += len(piece)
+                    if read > _LONGEST_LIST:
+                        raise ValueError("it is too long")
+                    for item in items.feed(piece):
+                        made.append(make(item))
+                        if len(made) > most:
+                            response.close()
+                            return made
+                items.end()
+            except ValueError as error:
+                response.close()
+                _log.error("what execd lists for %s cannot be read: %s", path, error)
+                raise Internal(f"execd's answer for {what} cannot be read") from None
+        return made
 
     @contextlib.asynccontextmanager
     async def request(

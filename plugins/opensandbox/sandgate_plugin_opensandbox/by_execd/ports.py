@@ -11,7 +11,7 @@ import contextlib
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from sandgate_errors import DataLoss, InvalidArgument, ResourceExhausted, SandboxUnreachable
 from sandgate_plugin_opensandbox.by_execd.client import Client
@@ -106,11 +106,14 @@ class FarTunnel:
 
 
 def addressed(head: bytes, endpoint: Endpoint) -> bytes:
-    """A request's head without its last line ends, for a relay. Raises DataLoss for what is none."""
+    """A request's head without its last line ends, for a relay. Raises DataLoss for what is none, InvalidArgument."""
     line, *fields = head.split(b"\r\n")
     if (found := _REQUEST_LINE.fullmatch(line)) is None:
         raise DataLoss("what was sent to the port is no HTTP/1.1 request")
     method, target = found.groups()
+    if _leads_out(target):
+        # Between us and the sandbox somebody may walk it, and the next sandbox has its ports beside this one's.
+        raise InvalidArgument("the path leads out of the port")
     parts = urlsplit(endpoint.base)
     target = parts.path.rstrip("/").encode() + (target if target.startswith(b"/") else b"/" + target)
     if parts.query:
@@ -123,6 +126,23 @@ def addressed(head: bytes, endpoint: Endpoint) -> bytes:
     kept = [field for field in fields if field.partition(b":")[0].strip().decode("latin-1").lower() not in own]
     added = [f"{name}: {value}".encode("latin-1", errors="replace") for name, value in own.values()]
     return b"\r\n".join([b"%b %b HTTP/1.1" % (method, target), *kept, *added])
+
+
+def _leads_out(target: bytes) -> bool:
+    """Whether the path climbs above its root for whoever takes any of it literally, once or twice decoded."""
+    path = target.partition(b"?")[0].partition(b"#")[0]
+    return any(map(_climbs, (path, once := unquote_to_bytes(path), unquote_to_bytes(once))))
+
+
+def _climbs(path: bytes) -> bool:
+    depth = 0
+    for name in path.replace(b"\\", b"/").split(b"/"):
+        # Some leave what comes after a semicolon out.
+        name = name.partition(b";")[0]
+        depth += (name not in {b"", b"."}) - 2 * (name == b"..")
+        if depth < 0:
+            return True
+    return False
 
 
 def _is_address(host: str) -> bool:

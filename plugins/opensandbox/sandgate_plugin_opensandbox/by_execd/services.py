@@ -24,6 +24,10 @@ from sandgate_plugin_opensandbox.by_execd.watching import PollingWatchers
 __all__ = ["FarAgentService", "FarFilesystemService", "OneAccount", "measure"]
 
 _MEBIBYTE = 1024 * 1024
+#: Of what execd may say it measures: milliseconds until the year 9999, processors, mebibytes.
+_LATEST = 253_402_300_799_000.0
+_MOST_CPUS = 65_536.0
+_MOST_MEMORY = 2.0**40
 
 
 class OneAccount(Accounts):
@@ -155,14 +159,23 @@ async def measure(client: Client) -> Usage:
     found = await client.ask("GET", "metrics", what="what the sandbox uses")
     try:
         return Usage(
-            time_ns=round(float(found["timestamp"]) * 1_000_000),
-            cpu_count=max(1, round(float(found["cpu_count"]))),
-            cpu_used_pct=float(found["cpu_used_pct"]),
-            mem_total=round(float(found["mem_total_mib"]) * _MEBIBYTE),
-            mem_used=round(float(found["mem_used_mib"]) * _MEBIBYTE),
+            time_ns=round(_number(found["timestamp"], _LATEST) * 1_000_000),
+            cpu_count=max(1, round(_number(found["cpu_count"], _MOST_CPUS))),
+            cpu_used_pct=_number(found["cpu_used_pct"], 100.0 * _MOST_CPUS),
+            mem_total=round(_number(found["mem_total_mib"], _MOST_MEMORY) * _MEBIBYTE),
+            mem_used=round(_number(found["mem_used_mib"], _MOST_MEMORY) * _MEBIBYTE),
             mem_cache=0,
             disk_used=0,
             disk_total=0,
         )
     except (LookupError, TypeError, ValueError, OverflowError):
         raise Internal("what execd measures cannot be read") from None
+
+
+def _number(value: object, most: float) -> float:
+    """Raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not 0 <= value <= most:
+        raise ValueError
+    return float(value)

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -20,11 +20,11 @@ import aiohttp
 from sandgate_agent.command import Command
 from sandgate_agent.launcher import Child
 from sandgate_agent.pty import Size
-from sandgate_errors import DataLoss, Internal, NotFound, SandboxUnreachable, SandgateError
+from sandgate_errors import DataLoss, Internal, NotFound, SandboxUnreachable, SandgateError, Unavailable
 from sandgate_plugin_opensandbox.by_execd.bridges import Bridges, FarTerminal, read_some, write_all, write_some
 from sandgate_plugin_opensandbox.by_execd.client import Client
 
-__all__ = ["FarChild", "Session"]
+__all__ = ["FarChild", "Session", "offset_in"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +37,15 @@ _SIGNAL_LIMIT = 10.0
 #: From SIGKILL to its effect, which is milliseconds.
 _DEATH_LIMIT = 1.0
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-#: Bytes. A replay is one mebibyte.
+#: A socket that lived so long was none of those that are cut at once.
+_STEADY = 10.0
+#: Bytes. A replay is one mebibyte; a frame costs something, too, however short it is.
 _MOST_EARLY = 8 * 1024 * 1024
+_FRAME_COST = 128
 _REST_LIMIT = 10.0
+#: How execd closes the socket of one whose place another takes.
+_TAKEN_OVER = 4001
+_LARGEST_OFFSET = 2**63 - 1
 
 
 class FarChild(Child):
@@ -76,9 +82,14 @@ class Session:
         self._early: list[bytes] = []
         self._attached = asyncio.Event()
         self._signal = 0
-        self._signal_waits = False
+        #: Signals that are to be told, and who waits for it.
+        self._untold: dict[int, asyncio.Event] = {}
         self._writing: asyncio.Task[None] | None = None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self._untold_size = False
+        self._complained = False
+        #: Called once another gateway has the session, which it then has to itself.
+        self.on_taken: Callable[[], None] = lambda: None
 
     async def attach(self, *, since: int = 0) -> None:
         """Return when the process runs: with the first socket it starts.
@@ -96,10 +107,8 @@ class Session:
         self._early = early
         self._socket = opened
         self._attached.set()
-        if self._size is not None:
-            self._resize(self._size)
-        if self._signal_waits:
-            self._tell_soon(_signal_message(self._signal))
+        self._untold_size = self._size is not None
+        self._tell_soon()
 
     async def run(self) -> None:
         """Until the process has ended, which its child then says."""
@@ -107,7 +116,7 @@ class Session:
         try:
             status = await self._until_ended()
         finally:
-            own = [task for task in (feeding, self._writing, *self._telling) if task is not None]
+            own = [task for task in (feeding, self._writing, self._telling) if task is not None]
             for task in own:
                 task.cancel()
             if own:
@@ -115,6 +124,15 @@ class Session:
             await self._detach()
         self.close()
         self.child.finish(status)
+
+    async def give_up(self) -> None:
+        """Free everything of one that was attached, or not even that, and is never run."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
+        self.close()
+        self.descriptors.close_ours()
+        await self._detach()
 
     def close(self) -> None:
         """Its outputs are at their end."""
@@ -124,28 +142,47 @@ class Session:
 
     async def signal(self, number: int) -> None:
         """To the session's processes. Raises SandboxUnreachable; the signal is then sent as soon as it can be."""
-        self._signal, self._signal_waits = number, True
-        if number == signal.SIGKILL and self._writing is not None:
-            # Its end stands behind output that nobody reads.
-            self._writing.cancel()
-        async with self._client.bounded(_SIGNAL_LIMIT):
-            await self._send(_signal_message(number))
-        self._signal_waits = False
+        self._signal = number
+        said = self._untold.setdefault(number, asyncio.Event())
+        self._tell_soon()
         if number == signal.SIGKILL:
+            if self._writing is not None:
+                # Its end stands behind output that nobody reads.
+                self._writing.cancel()
             await asyncio.wait({self.child.ended}, timeout=_DEATH_LIMIT)
             if not self.child.ended.done():
                 # execd hears no signal while it waits for the command to take its input.
                 await self._client.ask("DELETE", f"pty/{self.id}", what="the command")
+                self._untold.pop(number, None)
+            return
+        waiting = asyncio.ensure_future(said.wait())
+        try:
+            async with self._client.bounded(_SIGNAL_LIMIT):
+                either: set[asyncio.Future[Any]] = {waiting, self.child.ended}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
     # Output, and the end of it.
 
     async def _until_ended(self) -> int | None:
         """The wait status; None when nobody knows it any more."""
+        loop = asyncio.get_running_loop()
+        pause = 0.0
         while True:
+            began = loop.time()
             status = await self._pump()
             if status is not None:
                 return status
+            if self._socket is not None and self._socket.close_code == _TAKEN_OVER:
+                # To take it back would only begin a quarrel.
+                self.child.on_trouble(Unavailable("another gateway has taken the sandbox over"))
+                self.on_taken()
+                pause = _LONGEST_PAUSE
             await self._detach()
+            # One that is cut as soon as it is there must not keep both sides busy.
+            await asyncio.sleep(pause)
+            pause = 0.0 if loop.time() - began > _STEADY else _longer(pause)
             if not await self._attached_again():
                 return self._signal or None
 
@@ -166,8 +203,10 @@ class Session:
                     await self._detach()
                     await self._fetch_rest()
                     return status
-                elif about.get("type") == "error":
-                    _log.warning("execd has trouble with a session: %s", _words(about))
+                elif about.get("type") == "error" and not self._complained:
+                    # Once: it costs execd nothing to say it again and again.
+                    self._complained = True
+                    _log.warning("execd has trouble with a session: %r", _words(about))
         except (aiohttp.ClientError, OSError) as error:
             _log.info("the socket of a session was cut: %s", error)
         return None
@@ -179,8 +218,8 @@ class Session:
         """
         try:
             state = await self._client.ask("GET", f"pty/{self.id}", what="the session")
-            missing = int(state["output_offset"]) - self._offset
-        except (SandgateError, LookupError, TypeError, ValueError) as error:
+            missing = offset_in(state) - self._offset
+        except (SandgateError, ValueError) as error:
             _log.info("whether all output of a command has come cannot be known: %s", error)
             return
         if missing <= 0:
@@ -189,11 +228,18 @@ class Session:
         with contextlib.suppress(SandgateError):
             opened = await self._client.open_session(self.id, terminal=self._is_terminal, since=self._offset)
             try:
-                async with self._client.bounded(_REST_LIMIT):
-                    for frame in await _connected(opened):
-                        await self._output(frame)
-                    while self._offset < end and (message := await opened.receive()).type is aiohttp.WSMsgType.BINARY:
-                        await self._output(message.data)
+                # Execd's time is bounded, and not that of whoever reads the output.
+                async with self._client.bounded(_CONNECTED_LIMIT):
+                    early = await _connected(opened)
+                for frame in early:
+                    await self._output(frame)
+                until = asyncio.get_running_loop().time() + _REST_LIMIT
+                while self._offset < end:
+                    async with self._client.bounded(until - asyncio.get_running_loop().time()):
+                        message = await opened.receive()
+                    if message.type is not aiohttp.WSMsgType.BINARY:
+                        break
+                    await self._output(message.data)
             finally:
                 await _hang_up(opened)
         if self._offset < end:
@@ -202,7 +248,7 @@ class Session:
     async def _output(self, frame: bytes) -> None:
         kind, data = (frame[0], memoryview(frame)[1:]) if frame else (None, memoryview(b""))
         if kind == _REPLAY:
-            begin = int.from_bytes(data[:_OFFSET_BYTES], "big")
+            begin = min(int.from_bytes(data[:_OFFSET_BYTES], "big"), _LARGEST_OFFSET)
             if begin > self._offset:
                 self.child.on_trouble(DataLoss(f"{begin - self._offset} bytes of the output were lost at a cut"))
                 self._offset = begin
@@ -254,7 +300,7 @@ class Session:
             else:
                 return True
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = _longer(pause)
 
     async def _detach(self) -> None:
         self._attached.clear()
@@ -270,13 +316,26 @@ class Session:
 
     def _resize(self, size: Size) -> None:
         self._size = size
+        self._untold_size = True
         if self._socket is not None:
-            self._tell_soon(json.dumps({"type": "resize", "cols": size.cols, "rows": size.rows}))
+            self._tell_soon()
 
-    def _tell_soon(self, text: str) -> None:
-        task = asyncio.ensure_future(self._send(text))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _tell_soon(self) -> None:
+        # One at a time, however many sizes come while execd takes none.
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.ensure_future(self._tell())
+
+    async def _tell(self) -> None:
+        while self._untold or (self._untold_size and self._size is not None):
+            if self._untold:
+                number = next(iter(self._untold))
+                await self._send(_signal_message(number))
+                if (said := self._untold.pop(number, None)) is not None:
+                    said.set()
+            elif self._size is not None:
+                self._untold_size = False
+                size = {"type": "resize", "cols": self._size.cols, "rows": self._size.rows}
+                await self._send(json.dumps(size))
 
     async def _send(self, frame: bytes | str) -> None:
         """Returns once it is on its way; waits for a socket where there is none."""
@@ -297,9 +356,11 @@ class Session:
 async def _connected(opened: aiohttp.ClientWebSocketResponse) -> list[bytes]:
     """Output that came first, as a replay does. Raises Internal for a program that cannot run, SandboxUnreachable."""
     early: list[bytes] = []
+    cost = 0
     while (message := await opened.receive()).type is aiohttp.WSMsgType.BINARY:
         early.append(message.data)
-        if sum(map(len, early)) > _MOST_EARLY:
+        cost += len(message.data) + _FRAME_COST
+        if cost > _MOST_EARLY:
             raise SandboxUnreachable("execd does not open the session", retry_after=1)
     about = _told(message)
     if about.get("type") == "error":
@@ -312,6 +373,18 @@ async def _connected(opened: aiohttp.ClientWebSocketResponse) -> list[bytes]:
 async def _hang_up(opened: aiohttp.ClientWebSocketResponse) -> None:
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         await opened.close()
+
+
+def _longer(pause: float) -> float:
+    return min(max(2 * pause, _PAUSE), _LONGEST_PAUSE)
+
+
+def offset_in(state: object) -> int:
+    """How much output execd says a session has had. Raises ValueError."""
+    found = state.get("output_offset") if isinstance(state, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST_OFFSET:
+        raise ValueError("execd does not say how much output there is")
+    return found
 
 
 def _signal_message(number: int) -> str:

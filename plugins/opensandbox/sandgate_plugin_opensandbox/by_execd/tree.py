@@ -6,7 +6,7 @@ and acts on it in two calls, so whoever changes the tree meanwhile may get an er
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import posixpath
 import re
 import shlex
@@ -28,7 +28,8 @@ _MOST_ENTRIES = 250_000
 #: Tries to list a tree in which entries come and go.
 _LISTINGS = 4
 _NEW_FILE, _NEW_DIRECTORY = 644, 755
-_WHOLE_SIZE = re.compile(r"bytes \d+-\d+/(\d+)", re.ASCII)
+_WHOLE_SIZE = re.compile(r"bytes \d{1,20}-\d{1,20}/(\d{1,20})", re.ASCII)
+_LARGEST_SIZE = 2**63 - 1
 #: Bytes of a piece of content.
 _PIECE = 256 * 1024
 
@@ -59,27 +60,28 @@ class Tree:
             raise NotFound(f"{_named(path)} does not exist")
         return entry_of(about)
 
-    async def list(self, path: str, depth: int) -> Sequence[Entry]:
+    async def list(self, path: str, depth: int, *, most: int = _MOST_ENTRIES) -> Sequence[Entry]:
         """Entries below, each directory's directly before its content, names in the order of their bytes (F19)."""
         if (await self.stat(path)).kind is not Kind.DIRECTORY:
             raise InvalidArgument(f"{_named(path)} is not a directory")
-        listed = await self._listed(path, depth)
-        if listed is None:
-            return []
-        if not isinstance(listed, list):
-            raise Internal("what execd lists cannot be read")
-        if len(listed) > _MOST_ENTRIES:
-            raise ResourceExhausted(f"more than {_MOST_ENTRIES} entries below {_named(path)}", should_retry=False)
-        entries = [entry for entry in map(entry_of, listed) if entry.path != path]
+        listed = await self._listed(path, depth, most)
+        if len(listed) > most:
+            raise ResourceExhausted(f"more than {most} entries below {_named(path)}", should_retry=False)
+        entries = [entry for entry in listed if entry.path != path]
         return sorted(entries, key=lambda entry: entry.path.encode(errors="replace").split(b"/"))
 
-    async def _listed(self, path: str, depth: int) -> object:
+    async def _listed(self, path: str, depth: int, most: int) -> Sequence[Entry]:
         query = [("path", path), ("depth", str(depth))]
-        for _ in range(_LISTINGS):
-            with contextlib.suppress(NotFound):
-                return await self._client.ask("GET", "directories/list", query=query, what=_named(path))
-        # So execd says it of the directory, and of an entry that went while it was listed.
-        return await self._client.ask("GET", "directories/list", query=query, what=_named(path))
+        tries = itertools.count(1)
+        while True:
+            try:
+                return await self._client.ask_list(
+                    "directories/list", query=query, what=_named(path), most=most, make=entry_of
+                )
+            except NotFound:
+                # So execd says it of the directory, and of an entry that went while it was listed.
+                if next(tries) > _LISTINGS:
+                    raise
 
     async def make_directory(self, path: str) -> Entry:
         """With its parents. Raises AlreadyExists."""
@@ -156,7 +158,10 @@ class Tree:
             "GET", "files/download", query=query, headers=headers, what=_named(path)
         ) as response:
             size = _size(response, known)
-            yield Content(entry=entry, size=size, pieces=response.content.iter_chunked(_PIECE))
+            # Who does not know ranges gives all of it.
+            skip = offset if response.status == 200 else 0
+            pieces = _part(response.content.iter_chunked(_PIECE), skip=skip, length=length)
+            yield Content(entry=entry, size=size, pieces=pieces)
 
     async def _existing(self, path: str) -> Entry | None:
         try:
@@ -172,10 +177,22 @@ class Tree:
 def _size(response: aiohttp.ClientResponse, known: int | None) -> int:
     """Of the whole file, as the answer says it."""
     if (whole := _WHOLE_SIZE.fullmatch(response.headers.get("Content-Range", ""))) is not None:
-        return int(whole[1])
+        return min(int(whole[1]), _LARGEST_SIZE)
     if response.status == 200 and response.content_length is not None:
-        return response.content_length
+        return min(response.content_length, _LARGEST_SIZE)
     return known or 0
+
+
+async def _part(pieces: AsyncIterable[bytes], *, skip: int, length: int | None) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        kept = piece[skip:] if length is None else piece[skip : skip + length]
+        skip = max(0, skip - len(piece))
+        if kept:
+            yield kept
+        if length is not None:
+            length -= len(kept)
+            if length <= 0:
+                return
 
 
 async def _nothing() -> AsyncIterator[bytes]:

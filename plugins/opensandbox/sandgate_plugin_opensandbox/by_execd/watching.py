@@ -65,12 +65,13 @@ class PollingWatch:
         return taken
 
     async def _look(self) -> _Seen:
-        entries = await self._tree.list(self._path, self._depth)
-        if len(entries) > _MOST_WATCHED:
+        try:
+            entries = await self._tree.list(self._path, self._depth, most=_MOST_WATCHED)
+        except ResourceExhausted:
             raise ResourceExhausted(
                 f"more than {_MOST_WATCHED} entries below path '{self._path}' cannot be watched without an agent",
                 should_retry=False,
-            )
+            ) from None
         return {os.path.relpath(entry.path, self._path): entry for entry in entries}
 
     def _changes(self, before: _Seen, now: _Seen) -> Iterator[Event]:
