@@ -60,7 +60,7 @@ from sandgate_core.teams import Teams
 from sandgate_core.telemetry import Telemetry
 from sandgate_core.tokens import Tokens
 from sandgate_errors import FailedPrecondition
-from sandgate_plugin_api import Backend
+from sandgate_plugin_api import Backend, to_its_end
 from sandgate_tracing import Tracing
 
 __all__ = ["Core", "run_core"]
@@ -314,7 +314,8 @@ async def _served(
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     targets = [_listen(server, target) for target in settings.targets]
     try:
-        await server.start()
+        # An order to stop that cut it off would leave a server that can neither run nor be stopped.
+        await to_its_end(server.start())
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         _log.info("the core serves", targets=targets, node=sandboxes.node)
         async with running(*([] if sharing is None else [partial(_show_health, checks, sharing.lease)])):

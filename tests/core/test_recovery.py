@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc.aio
 import pytest
 
 from sandgate_errors import FailedPrecondition, Internal, SandboxNotFound, SandgateError, Unavailable
@@ -124,6 +125,24 @@ async def test_live_sandbox_of_a_backend_that_is_not_configured_stops_the_start(
         async with deployment.core():
             pass
     assert made.id in world.boxes
+
+
+async def test_order_to_stop_that_meets_the_start_of_the_server_is_obeyed(deployment, monkeypatch):
+    kind = type(grpc.aio.server())
+    start = kind.start
+
+    async def interrupted(server):
+        asyncio.get_running_loop().call_soon(serving.cancel)
+        await start(server)
+
+    async def serve():
+        async with deployment.core():
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(kind, "start", interrupted)
+    serving = asyncio.create_task(serve())
+    with pytest.raises(asyncio.CancelledError):
+        await serving
 
 
 async def test_failed_start_ends_no_sandbox_even_with_on_exit_kill(deployment, world):
