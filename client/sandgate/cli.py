@@ -245,7 +245,7 @@ def plugin() -> None:
 @plugin.command("list")
 @as_json_option
 def list_plugins(as_json: bool) -> None:
-    """List the installed plugins: what each offers, and why it cannot be used if it cannot."""
+    """List the installed plugins, what each offers, and its faults."""
     from sandgate.plugins import show_all
 
     show_all(as_json=as_json)

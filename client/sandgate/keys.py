@@ -33,7 +33,10 @@ def show_all(state_dir: Path, *, as_json: bool) -> None:
     with connected(state_dir) as core:
         reply = core.ask(core.keys.ListKeys, keys_pb2.ListKeysRequest())
     if as_json:
-        items = [MessageToDict(key, always_print_fields_with_no_presence=True) for key in reply.keys]
+        items = [
+            MessageToDict(key, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+            for key in reply.keys
+        ]
         click.echo(json.dumps(items, indent=2, ensure_ascii=False))
         return
     rows = [(key.id, key.name, key.owner, key.prefix, when(key.created_at), _last_use(key)) for key in reply.keys]

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from sandgate.config import Settings
 from sandgate.logs import printable
 from sandgate.tables import show_table
-from sandgate_errors import FailedPrecondition, InvalidArgument, SandgateError
+from sandgate_errors import FailedPrecondition, NotFound, SandgateError
 from sandgate_plugin_api import VERSION
 from sandgate_plugin_api.loading import Examined, Plugins, examine_all, installed_plugins
 from sandgate_plugin_api.settings import nearest
@@ -50,13 +50,13 @@ def show_all(*, as_json: bool) -> None:
 
 
 def check(name: str) -> bool:
-    """Print what is right and wrong with a plugin; whether it can be used. Raises InvalidArgument for an unknown one."""
+    """Print what is right and wrong with a plugin; whether it can be used. Raises NotFound for one that is not installed."""
     wanted = canonicalize_name(name)
     installed = examine_all(installed_plugins())
     found = [each for each in installed if each.name == name or canonicalize_name(each.distribution) == wanted]
     if not found:
         meant = nearest(name, {word for each in installed for word in (each.name, each.distribution)})
-        raise InvalidArgument(f"no plugin '{name}' is installed{meant}: sandgate plugin list shows those that are")
+        raise NotFound(f"no plugin '{name}' is installed{meant}: sandgate plugin list shows those that are")
     # Not by all() alone: every one is to be seen.
     verdicts = [_checked(each) for each in found]
     return all(verdicts)
@@ -76,7 +76,7 @@ def _checked(plugin: Examined) -> bool:
     click.echo(f"ok      {title}: {', '.join(offered) or 'what it offers was found with another entry point'}")
     for backend in plugin.backends:
         click.echo(
-            f"        to check the backend itself: pytest --pyargs sandgate_plugin_api.testsuite --backend {backend}"
+            f"        to check the backend itself: python -m pytest --pyargs sandgate_plugin_api.testsuite --backend {backend}"
         )
     return True
 

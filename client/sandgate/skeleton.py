@@ -12,8 +12,10 @@ from pathlib import Path
 from string import Template
 
 import click
+from packaging.utils import canonicalize_name
 
 from sandgate_errors import FailedPrecondition, InvalidArgument
+from sandgate_plugin_api.loading import examine_all, installed_plugins
 from sandgate_plugin_api.version import API_VERSION
 
 __all__ = ["write"]
@@ -38,10 +40,12 @@ def write(name: str, folder: Path | None) -> None:
         raise InvalidArgument(
             f"a backend's name has lower-case letters, digits and single hyphens, at most {_LONGEST_NAME}: not '{name}'"
         )
-    folder = folder or Path(f"sandgate-plugin-{name}")
+    distribution = f"sandgate-plugin-{name}"
+    _check_free(name, distribution)
+    folder = folder or Path(distribution)
     words = {
         "name": name,
-        "distribution": f"sandgate-plugin-{name}",
+        "distribution": distribution,
         "module": f"sandgate_plugin_{name.replace('-', '_')}",
         "backend": "".join(part.capitalize() for part in name.split("-")) + "Backend",
         "api": f"{API_VERSION}.0",
@@ -52,7 +56,16 @@ def write(name: str, folder: Path | None) -> None:
         target = folder / Template(place).substitute(words)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(Template((source / file).read_text()).substitute(words))
-    click.echo(f"wrote {folder}; next:\n\n    pip install -e {folder}\n    pytest {folder}")
+    click.echo(f"wrote {folder}; next:\n\n    pip install -e '{folder}[test]'\n    python -m pytest {folder}")
+
+
+def _check_free(name: str, distribution: str) -> None:
+    """Raises FailedPrecondition for what an installed plugin is called: pip would put the new one in its place."""
+    for plugin in examine_all(installed_plugins()):
+        if name in {plugin.name, *plugin.backends} or canonicalize_name(plugin.distribution) == distribution:
+            raise FailedPrecondition(
+                f"'{name}' is taken by {plugin.distribution}, which is installed here: choose another name"
+            )
 
 
 def _make_empty(folder: Path) -> None:

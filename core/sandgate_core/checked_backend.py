@@ -30,7 +30,7 @@ from sandgate_plugin_api import (
     Usage,
 )
 
-__all__ = ["CheckedBackend"]
+__all__ = ["CheckedBackend", "described"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,11 @@ class CheckedBackend(Backend):
         self.host_bound = inner.host_bound
         self.capabilities = frozenset()
         self._distribution = distribution
+
+    @property
+    def described(self) -> str:
+        """What an operator finds it by."""
+        return f"backend '{self.name}' of '{self._distribution}'"
 
     async def open(self) -> None:
         await self.inner.open()
@@ -190,9 +195,12 @@ class CheckedBackend(Backend):
             fault=what,
             exc_info=error,
         )
-        raise Internal(
-            f"backend '{self.name}' of '{self._distribution}' is faulty in {method}", should_retry=False
-        ) from error
+        raise Internal(f"{self.described} is faulty in {method}", should_retry=False) from error
+
+
+def described(backend: Backend) -> str:
+    """How to name one in an error."""
+    return backend.described if isinstance(backend, CheckedBackend) else f"backend '{backend.name}'"
 
 
 def _wrong_with(agent: AgentAddress) -> str | None:

@@ -22,6 +22,7 @@ from sandgate_core.admission import Admitted
 from sandgate_core.agents import Agents
 from sandgate_core.bring_up import BringUp
 from sandgate_core.capacity import of_the_machines
+from sandgate_core.checked_backend import described
 from sandgate_core.egress import egress_of
 from sandgate_core.ending import Ending
 from sandgate_core.errands import Errands
@@ -32,7 +33,7 @@ from sandgate_core.quotas import Quotas
 from sandgate_core.records import SandboxRecord, Setup
 from sandgate_core.retraction import Retraction
 from sandgate_core.states import State
-from sandgate_errors import Canceled, DeadlineExceeded, SandboxUnreachable, SandgateError, Unavailable
+from sandgate_errors import Canceled, DeadlineExceeded, Internal, SandboxUnreachable, SandgateError, Unavailable
 from sandgate_plugin_api import Placement, SandboxRequest
 
 __all__ = ["Creation"]
@@ -175,15 +176,21 @@ class Creation:
             await asyncio.wait({placing}, timeout=_GRACE)
             if not placing.done():
                 self._errands.post(_free_late(placing, live, admitted), "what was made too late could not be freed")
+            late = f"the sandbox was not ready within {patience:g} seconds"
+            if attempt.placement is None:
+                late = f"{described(admitted.backend)} did not make the sandbox within {patience:g} seconds"
+                _log.error("a backend takes too long", sandbox=live.record.id, fault=late)
             raise DeadlineExceeded(
-                f"the sandbox was not ready within {patience:g} seconds",
+                late,
                 error_code="sandbox_placement_timeout",
                 should_retry=False,
             )
         if attempt.abandoned:
             raise Canceled("the caller went away")
         if placing.cancelled():
-            raise RuntimeError(f"backend '{admitted.backend.name}' cancelled its own create")
+            fault = f"{described(admitted.backend)} cancelled its own create"
+            _log.error("a backend is faulty", sandbox=live.record.id, fault=fault)
+            raise Internal(fault, should_retry=False)
         placing.result()
         assert attempt.placement is not None  # noqa: S101 - set by _place before it returns
         return attempt.placement

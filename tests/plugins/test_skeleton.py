@@ -22,7 +22,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new") / "plugin"
     done = CliRunner().invoke(cli, ["plugin", "new", "my-box", "--dir", str(folder)])
     assert done.exit_code == 0, done.output
-    assert f"pip install -e {folder}" in done.output
+    assert f"pip install -e '{folder}[test]'" in done.output
     return folder
 
 
@@ -66,6 +66,15 @@ def test_new_plugin_is_in_order(written: Path, environment: dict[str, str]) -> N
 def test_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["plugin", "new", "--dir", str(tmp_path / "x"), "--", name])
     assert isinstance(done.exception, InvalidArgument)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["process", "rock"])
+def test_name_of_an_installed_plugin_is_refused(name: str, tmp_path: Path) -> None:
+    """pip would put the new one in its place, and a gateway would run without the isolation that it had."""
+    done = CliRunner().invoke(cli, ["plugin", "new", name, "--dir", str(tmp_path / "x")])
+    assert isinstance(done.exception, FailedPrecondition)
+    assert f"taken by sandgate-plugin-{name}" in done.exception.message
     assert not (tmp_path / "x").exists()
 
 

@@ -27,6 +27,8 @@ def _sentence(error: Mapping[str, Any], keys: Iterable[str]) -> str:
     place = ".".join(location)
     if error["type"] == "extra_forbidden":
         return f"unknown key '{place}'{nearest(location[-1], keys)}"
+    if error["type"] == "missing":
+        return f"'{place}' is not set, and there is no default for it"
     text = error["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     # A fault of the keys together has no place.
