@@ -344,6 +344,87 @@ async def test_nothing_of_a_command_is_left_where_it_ran(agent: Agent) -> None:
     await until(clean)
 
 
+async def test_what_an_earlier_gateway_left_half_done_keeps_no_command_from_running(sandbox: Sandbox) -> None:
+    """It was killed when a command's record was gone, and not yet all that stood beside it."""
+    async with sandbox.gateway(new=True) as agent:
+        await agent.init("isandbox")
+        (await agent.run("for n in $(seq 1 40); do mkdir -p /run/sandgate/execd/$n/x; done")).text()
+    async with sandbox.gateway(new=False) as agent:
+        for _ in range(3):
+            assert (await agent.run("echo ran")).text() == "ran"
+
+        async def clean() -> bool:
+            return (await agent.run("cd /run/sandgate/execd && echo *[0-9]* | wc -w")).text() == "1"
+
+        await until(clean)
+
+
+async def test_variables_with_odd_names_are_variables_and_no_options(agent: Agent) -> None:
+    odd = {"-u": "HOME", "--split-string": "touch ran", "-S": "x", "--": "y", "a b": "c'\"\n", "%?#": "é", "-": "z"}
+    # Not by way of a shell, which passes on none of these.
+    process = process_pb2.ProcessConfig(cmd="env", args=["-0"], envs=odd)
+    call = agent.process.Start(process_pb2.StartRequest(process=process), metadata=agent.metadata(), timeout=30)
+    told = gathered(await rest_of(call))["stdout"].decode()
+    found = dict(entry.partition("=")[::2] for entry in told.split("\0") if entry)
+    assert {name: found.get(name) for name in odd} == odd
+
+
+async def test_many_commands_at_once_all_run_and_leave_nothing(agent: Agent) -> None:
+    await agent.run("true")
+    done = await asyncio.gather(*(agent.run(f"echo {number}; exit {number % 7}") for number in range(200)))
+    assert [(each.stdout, each.exit_code) for each in done] == [(f"{number}\n", number % 7) for number in range(200)]
+    assert await listed(agent) == []
+    # 200 that stayed would be hundreds; the library for calls and idle connections are few.
+    connections = 100
+
+    async def closed() -> bool:
+        return (
+            len(os.listdir("/proc/self/fd")) < before + connections and len(asyncio.all_tasks()) < tasks + connections
+        )
+
+    before, tasks = 100, 50
+    await until(closed)
+
+
+async def test_paths_with_odd_characters_are_what_they_are(agent: Agent, sandbox: Sandbox) -> None:
+    options: dict[str, Any] = {"metadata": agent.metadata(), "timeout": 30}
+    for name in (
+        "a\nb",
+        "100%",
+        "%2e%2e",
+        "what?",
+        "a#b",
+        "a&b=c",
+        "+ +",
+        "é\u202e",
+        "'\"`$(x)",
+        "-rf",
+        "x" * 255,
+        "\\",
+    ):
+        await agent.write(name, name.encode())
+        assert (sandbox.home / name).read_text() == name
+        assert await agent.read(name) == name.encode()
+        moved = await agent.filesystem.Move(filesystem_pb2.MoveRequest(source=name, destination=f"d/{name}"), **options)
+        assert moved.entry.path == f"{sandbox.home}/d/{name}"
+        entries = (await agent.filesystem.ListDir(filesystem_pb2.ListDirRequest(path="d", depth=1), **options)).entries
+        assert [entry.name for entry in entries] == [name]
+        (sandbox.home / "d" / name).unlink()
+        (sandbox.home / "d" / name).mkdir()
+        assert (await agent.run("pwd", cwd=f"d/{name}")).stdout == f"{sandbox.home}/d/{name}\n"
+        await agent.filesystem.Remove(filesystem_pb2.RemoveRequest(path=f"d/{name}"), **options)
+        assert os.listdir(sandbox.home / "d") == []
+    for path, code in (
+        ("a\0b", grpc.StatusCode.INVALID_ARGUMENT),
+        ("x" * 256, grpc.StatusCode.INVALID_ARGUMENT),
+        ("x/" * 3000, grpc.StatusCode.INVALID_ARGUMENT),
+        ("../" * 50 + "no such", grpc.StatusCode.NOT_FOUND),
+    ):
+        error = await _error_of(lambda path=path: agent.read(path))  # type: ignore[misc]
+        assert error is not None
+        assert error.code() is code
+
+
 async def test_what_execd_cannot_do_is_refused_by_name(agent: Agent) -> None:
     call = agent.start("cat", stdin=True)
     pid = (await call.read()).event.start.pid

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = ["Items"]
 #: Characters of one object: a path of the longest kind with every byte escaped, three times over.
 _LONGEST = 64 * 1024
 _SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{_SPACE}]*")
 
 
 class Items:
@@ -97,6 +99,5 @@ class Items:
 
 
 def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+    found = _SPACES.match(text, at)
+    return at if found is None else found.end()

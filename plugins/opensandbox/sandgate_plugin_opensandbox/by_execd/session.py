@@ -43,6 +43,7 @@ _STEADY = 10.0
 _MOST_EARLY = 8 * 1024 * 1024
 _FRAME_COST = 128
 _REST_LIMIT = 10.0
+_HANG_UP_LIMIT = 2.0
 #: How execd closes the socket of one whose place another takes.
 _TAKEN_OVER = 4001
 _LARGEST_OFFSET = 2**63 - 1
@@ -372,7 +373,9 @@ async def _connected(opened: aiohttp.ClientWebSocketResponse) -> list[bytes]:
 
 async def _hang_up(opened: aiohttp.ClientWebSocketResponse) -> None:
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        await opened.close()
+        # It waits for the other side's farewell after each frame anew, and that may never stop sending others.
+        async with asyncio.timeout(_HANG_UP_LIMIT):
+            await opened.close()
 
 
 def _longer(pause: float) -> float:

@@ -95,6 +95,12 @@ class Sessions:
         except asyncio.CancelledError:
             self._check_open()
             raise
+        if self._closed:
+            await session.give_up()
+            await self._forget(number, session.id)
+            self._check_open()
+        # Not earlier: whoever follows it must be there before it says anything.
+        self._take(session)
         return session.child, session.descriptors
 
     async def _started(self, command: Command, line: str, *, number: int, cwd: str) -> Session:
@@ -106,13 +112,11 @@ class Sessions:
             # Before it runs: one that nobody knew of could not be ended.
             await self._records.keep_command(number, _record(session, command))
             await session.attach()
-            self._check_open()
         except BaseException:
             if session is not None:
                 await session.give_up()
             await self._forget(number, name)
             raise
-        self._take(session)
         return session
 
     def _check_open(self) -> None:

@@ -94,6 +94,8 @@ async def _download(exchange: Exchange) -> None:
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         wanted = _range(request.fields.get("range"), size)
         name = os.path.basename(path).encode(errors="replace").decode("ascii", errors="replace")
+        # As Go's server has it: no value of a header goes over its line.
+        name = name.replace("\r", " ").replace("\n", " ")
         fields = {"Content-Disposition": f'attachment; filename="{name}"', "Accept-Ranges": "bytes"}
         if wanted is None:
             await answer(exchange.writer, 416, kind="text/plain", fields={"Content-Range": f"bytes */{size}"})
