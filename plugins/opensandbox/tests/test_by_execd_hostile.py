@@ -728,6 +728,54 @@ async def test_list_that_stands_for_gigabytes_is_refused_before_it_is_held(box: 
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
 
 
+async def test_watching_much_takes_no_more_of_the_gateway_than_its_share(box: Box) -> None:
+    """However many watch: all sandboxes have one gateway."""
+    files = [{"path": f"/{number}", "type": "file", "size": 1, "mode": 644} for number in range(15_000)]
+    body = json.dumps(files).encode()
+
+    async def many(_request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    box.execd.answers["GET", "directories/list"] = many
+    async with box.gateway() as agent:
+        request = filesystem_pb2.WatchDirRequest(path="/")
+        calls = [agent.filesystem.WatchDir(request, metadata=agent.metadata(), timeout=60) for _ in range(12)]
+        await asyncio.sleep(4)
+        assert 1 <= box.execd.asked.count("GET directories/list") <= 4
+        for call in calls:
+            call.cancel()
+
+
+async def test_watchers_are_counted_until_they_are_gone(box: Box) -> None:
+    async def nothing(_request: web.Request) -> web.Response:
+        return web.Response(body=b"null")
+
+    box.execd.answers["GET", "directories/list"] = nothing
+    options: dict[str, Any] = {"timeout": 30}
+    async with box.gateway() as agent:
+        options["metadata"] = agent.metadata()
+        made = [
+            (await agent.filesystem.CreateWatcher(filesystem_pb2.CreateWatcherRequest(path="/"), **options)).watcher_id
+            for _ in range(256)
+        ]
+        for attempt in (
+            agent.filesystem.CreateWatcher(filesystem_pb2.CreateWatcherRequest(path="/"), **options),
+            rest_of_watch(agent, options),
+        ):
+            assert (await refusal(attempt)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await agent.filesystem.RemoveWatcher(filesystem_pb2.RemoveWatcherRequest(watcher_id=made[0]), **options)
+        for _ in range(3):
+            call = agent.filesystem.WatchDir(filesystem_pb2.WatchDirRequest(path="/"), **options)
+            assert (await call.read()).HasField("start")
+            call.cancel()
+            await asyncio.sleep(0.2)
+
+
+async def rest_of_watch(agent: Agent, options: dict[str, Any]) -> None:
+    async for _ in agent.filesystem.WatchDir(filesystem_pb2.WatchDirRequest(path="/"), **options):
+        pass
+
+
 async def test_answer_without_end_is_not_read_to_it(box: Box) -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -64,10 +65,16 @@ class FarFilesystemService(FilesystemService):
         return filesystem_pb2.MoveResponse(entry=entry_info(await self._tree.move(source, destination)))
 
     async def list_dir(self, request: filesystem_pb2.ListDirRequest, call: Call) -> filesystem_pb2.ListDirResponse:
-        response = filesystem_pb2.ListDirResponse()
-        for entry in await self._tree.list(self._path(request.path, call), request.depth or 1):
-            fill(response.entries.add(), entry)
-        return response
+        entries = await self._tree.list(self._path(request.path, call), request.depth or 1)
+
+        def answer() -> filesystem_pb2.ListDirResponse:
+            response = filesystem_pb2.ListDirResponse()
+            for entry in entries:
+                fill(response.entries.add(), entry)
+            return response
+
+        # Of many entries it takes long, and all sandboxes have this gateway.
+        return await asyncio.to_thread(answer)
 
     async def remove(self, request: filesystem_pb2.RemoveRequest, call: Call) -> filesystem_pb2.RemoveResponse:
         path = self._path(request.path, call)
