@@ -371,6 +371,7 @@ async def test_variables_with_odd_names_are_variables_and_no_options(agent: Agen
 
 async def test_many_commands_at_once_all_run_and_leave_nothing(agent: Agent) -> None:
     await agent.run("true")
+    before, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     done = await asyncio.gather(*(agent.run(f"echo {number}; exit {number % 7}") for number in range(200)))
     assert [(each.stdout, each.exit_code) for each in done] == [(f"{number}\n", number % 7) for number in range(200)]
     assert await listed(agent) == []
@@ -382,7 +383,6 @@ async def test_many_commands_at_once_all_run_and_leave_nothing(agent: Agent) -> 
             len(os.listdir("/proc/self/fd")) < before + connections and len(asyncio.all_tasks()) < tasks + connections
         )
 
-    before, tasks = 100, 50
     await until(closed)
 
 
