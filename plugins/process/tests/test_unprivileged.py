@@ -53,7 +53,7 @@ TESTS = (
 def as_nobody(command: list[str], **options) -> subprocess.CompletedProcess[str]:
     drop = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--inh-caps=-all"]
     # Through `env`: setpriv's own exec still has root's capabilities, so it alone may start what nobody else can.
-    return subprocess.run([*drop, "env", *command], capture_output=True, text=True, timeout=110, check=False, **options)
+    return subprocess.run([*drop, "env", *command], capture_output=True, text=True, timeout=580, check=False, **options)
 
 
 def interpreter() -> str:
@@ -92,6 +92,8 @@ def place():
     shutil.rmtree(path)
 
 
+# For all tests of a file. Each has its own, which is the one that finds what hangs.
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"], indirect=True)

@@ -88,8 +88,23 @@ async def cut_everywhere(edge, data, *, at_once=8):
     await asyncio.gather(*(one(cut) for cut in range(1, len(data))))
 
 
+async def leave_when_all_are_begun(edge, data, home):
+    """A client that leaves before its last byte, and after the server has begun every file."""
+    _, writer = await asyncio.open_connection("127.0.0.1", edge.port)
+    try:
+        writer.write(data[:-1])
+        await writer.drain()
+        async with asyncio.timeout(20):
+            while not all((home / "cut" / name).exists() for name in CONTENTS):  # noqa: ASYNC110 - files tell nobody
+                await asyncio.sleep(0.01)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 def only_beginnings(home):
-    """Of the files that were begun, which both have been by the clients that waited."""
+    """Of the files that were begun, which both have been."""
     for name, content in CONTENTS.items():
         assert content.startswith((home / "cut" / name).read_bytes())
 
@@ -102,6 +117,7 @@ async def serves_on(edge, box):
 async def test_a_form_cut_at_any_byte(edge, box):
     request = head(box, "/files", "multipart/form-data; boundary=b0undary", len(FORM)) + FORM
     await cut_everywhere(edge, request)
+    await leave_when_all_are_begun(edge, request, edge.home(box))
     await nothing_open(edge.home(box))
     only_beginnings(edge.home(box))
     await serves_on(edge, box)
@@ -114,9 +130,9 @@ async def test_a_chunked_form_cut_at_any_byte(edge, box):
         piece = FORM[at : at + dice.randint(1, 40)]
         body += b"%x\r\n%b\r\n" % (len(piece), piece)
         at += len(piece)
-    await cut_everywhere(
-        edge, head(box, "/files", "multipart/form-data; boundary=b0undary", None) + body + b"0\r\n\r\n"
-    )
+    request = head(box, "/files", "multipart/form-data; boundary=b0undary", None) + body + b"0\r\n\r\n"
+    await cut_everywhere(edge, request)
+    await leave_when_all_are_begun(edge, request, edge.home(box))
     await nothing_open(edge.home(box))
     only_beginnings(edge.home(box))
     await serves_on(edge, box)
