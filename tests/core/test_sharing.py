@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sandgate_api.core.v1 import peers_pb2, peers_pb2_grpc, sandboxes_pb2, teams_pb2
 from sandgate_core import clock, locking
 from sandgate_core.lease import Lease
+from sandgate_core.recovery import Recovery
 from sandgate_core.roster import Roster
 from sandgate_core.routing import ANYWHERE, ROUTED, Routing
 from sandgate_core.tokens import Tokens
@@ -542,15 +543,25 @@ class TestComingAndGoing:
                 assert await first.owner.ids() == []
         assert not hosts[0].world.boxes
 
-    async def test_sandboxes_that_are_bound_to_no_host_are_taken_over_with_their_deadlines(self, hosts, until):
+    async def test_sandboxes_that_are_bound_to_no_host_are_taken_over_with_their_deadlines(
+        self, hosts, until, monkeypatch
+    ):
         for host in hosts:
             host.backend.host_bound = False
+        take_up, asked = Recovery.take_up, asyncio.Event()
+
+        async def later(recovery, lives):
+            await asked.wait()
+            return await take_up(recovery, lives)
+
         async with hosts[1].core(lease=1) as second:
             async with hosts[0].core() as first:
                 made = await first.owner.create(timeout=300)
                 short = await first.owner.create(timeout=2)
+                monkeypatch.setattr(Recovery, "take_up", later)
             with pytest.raises(Unavailable, match="taken over"):
                 await second.owner.call("SetTimeout", id=made.id, timeout=seconds(60))
+            asked.set()
             await until(lambda: short.id not in hosts[0].world.boxes)
             end = (await second.owner.call("SetTimeout", id=made.id, timeout=seconds(60))).end_at
             assert await echo(second.owner.channel, (*second.owner.credentials, ("sandbox-id", made.id))) == b"x"
