@@ -979,19 +979,15 @@ def test_path_that_stays_in_its_port_passes_as_it_is(path: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "told"),
-    [
-        ("http://10.0.0.1:41000/proxy/8000", True),
-        ("http://10.0.0.1:41001", False),
-        ("http://10.0.0.1:41001/proxy/8000", False),
-        ("http://10.0.0.1:41000/v1/sandboxes/id/proxy/8000", False),
-    ],
+    "base", ["http://10.0.0.1:41000/proxy/8000", "http://10.0.0.1:41001", "http://10.0.0.1/v1/x/8000"]
 )
-async def test_token_of_execd_is_told_to_execd_and_to_no_program_behind_a_port(base: str, told: bool) -> None:
+async def test_token_of_execd_is_told_to_execd_and_to_no_program_behind_a_port(base: str) -> None:
+    """Who may run as somebody else than root there would learn what commands execd."""
+
     async def where(port: int) -> Endpoint:
         return Endpoint("http://10.0.0.1:41000/proxy/44772" if port == 44772 else base, {"A": "b"})
 
     async with aiohttp.ClientSession() as session:
         client = Client(session, where, port=44772, token="secret")
         assert (await client.endpoint()).headers == {"A": "b", TOKEN_HEADER: "secret"}
-        assert (TOKEN_HEADER in (await client.endpoint(8000)).headers) is told
+        assert (await client.endpoint(8000)).headers == {"A": "b"}

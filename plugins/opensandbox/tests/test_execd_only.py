@@ -223,10 +223,14 @@ def test_gateway_that_is_killed_leaves_commands_to_the_next(running: Gateway) ->
 def test_pause_with_memory_lets_everything_go_on(sandbox: Sandbox, running: Gateway) -> None:
     command = sandbox.commands.run("i=0; while :; do i=$((i+1)); echo $i > count; sleep 0.1; done", background=True)
     wait_until(lambda: sandbox.files.exists("count"))
+    limited = sandbox.commands.run("exec sleep 600", background=True, timeout=3)
     sandbox.pause()
+    # Longer than the limit, which is kept as soon as it can be.
+    time.sleep(4)
     again = Sandbox.connect(sandbox.sandbox_id, **running.sdk_options)
     before = int(again.files.read("count") or 0)
     wait_until(lambda: int(again.files.read("count") or 0) > before)
+    wait_until(lambda: limited.pid not in {process.pid for process in again.commands.list()})
     assert [process.pid for process in again.commands.list()] == [command.pid]
 
 

@@ -13,7 +13,6 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -75,25 +74,20 @@ class Client:
         self._endpoints.clear()
 
     async def endpoint(self, port: int | None = None) -> Endpoint:
-        """Of execd, or of another port, with all headers that are to be sent there."""
+        """Of execd, or of another port, with the headers that are to be sent there."""
         number = self._port if port is None else port
         if (known := self._endpoints.get(number)) is None:
             try:
                 found = await self._where(number)
             except Refused as refused:
                 raise SandboxUnreachable("the sandbox is nowhere to be reached", retry_after=1) from refused
-            known = Endpoint(found.base, dict(found.headers))
-            if number == self._port or await self._relays(found, number):
-                known = Endpoint(found.base, {**found.headers, TOKEN_HEADER: self._token})
+            # No program behind another port is told what commands execd; execd's own relay passes without.
+            own = {TOKEN_HEADER: self._token} if number == self._port else {}
+            known = Endpoint(found.base, {**found.headers, **own})
             if len(self._endpoints) >= _MOST_ENDPOINTS:
                 self._endpoints.clear()
             self._endpoints[number] = known
         return known
-
-    async def _relays(self, found: Endpoint, port: int) -> bool:
-        """Whether a port is reached through execd, which may ask for its token: no other program is to be told it."""
-        parts, own = urlsplit(found.base), urlsplit((await self.endpoint()).base)
-        return (parts.scheme, parts.netloc) == (own.scheme, own.netloc) and parts.path.rstrip("/") == f"/proxy/{port}"
 
     async def ask(
         self, method: str, path: str, *, query: Query = (), body: object = None, what: str, limit: float = _CALL_LIMIT
@@ -164,12 +158,12 @@ class Client:
     async def open_session(self, session: str, *, terminal: bool, since: int) -> aiohttp.ClientWebSocketResponse:
         """The socket of a session, taken over from whoever had it. Raises NotFound when there is no such session."""
         endpoint = await self.endpoint()
-        path = f"pty/{session}/ws?pty={int(terminal)}&since={since}&takeover=1"
-        base = endpoint.url(path, websocket=True)
+        query = {"pty": str(int(terminal)), "since": str(since), "takeover": "1"}
         try:
             async with self.bounded(_CONNECT_LIMIT):
                 return await self._session.ws_connect(
-                    base,
+                    endpoint.url(f"pty/{session}/ws", websocket=True),
+                    params=query,
                     headers=endpoint.headers,
                     max_msg_size=_LONGEST_MESSAGE,
                     timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
