@@ -20,6 +20,9 @@ __all__ = ["Descriptors"]
 class Descriptors:
     """Open descriptors. ``theirs`` are the program's, and the launcher closes them; the others are ours."""
 
+    #: What writes into a pipe.
+    input_pipe: type[Stdin] = Stdin
+
     def __init__(self) -> None:
         self.theirs: list[int] = []
         self.outputs: dict[Stream, int] = {}
@@ -66,7 +69,7 @@ class Descriptors:
         if with_stdin:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             self.theirs.append(reader)
-            self.stdin = Stdin(writer, owned=True)
+            self.stdin = self.input_pipe(writer, owned=True)
         else:
             self.theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         for stream in (Stream.STDOUT, Stream.STDERR):

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 
 from sandgate_agent.descriptors import Descriptors
-from sandgate_agent.output import output_pipe
 from sandgate_agent.pty import Size, Terminal
 from sandgate_agent.retention import Stream
 from sandgate_agent.stdin import Stdin
@@ -45,21 +44,14 @@ class FarTerminal(Terminal):
 class Bridges(Descriptors):
     """The descriptors of a command that execd runs; ``theirs`` are stdin, stdout and stderr, or one socket."""
 
+    input_pipe = _OpenStdin
+
     def _open_terminal(self, size: Size, owner: int | None) -> None:
         ours, theirs = socket.socketpair()
         self.theirs.append(theirs.detach())
         self.terminal = FarTerminal(ours.detach())
         self.outputs[Stream.PTY] = self.terminal.master
         self.stdin = Stdin(self.terminal.master, owned=False)
-
-    def _open_pipes(self, with_stdin: bool) -> None:
-        if with_stdin:
-            reader, writer = os.pipe2(os.O_CLOEXEC)
-            self.theirs.append(reader)
-            self.stdin = _OpenStdin(writer, owned=True)
-        for stream in (Stream.STDOUT, Stream.STDERR):
-            self.outputs[stream], writer = output_pipe()
-            self.theirs.append(writer)
 
 
 async def read_some(fd: int) -> bytes:
