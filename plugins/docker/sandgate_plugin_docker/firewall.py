@@ -111,7 +111,8 @@ class Firewall:
             boxes = [line for box, (_, rules) in self._boxes.items() for line in (f":{_chain(box)} - [0:0]", *rules)]
             chains = [*boxes, f":{self._out} - [0:0]", f":{self._in} - [0:0]", *self._common()]
             first = [f"-I {hook} 1 -i {self._network.bridge} -j {chain}" for hook, chain in _hooks(self._out, self._in)]
-            last = [f"-I POSTROUTING 1 -s {await self._network.subnet()} -j {self._out}"]
+            # Not what the host itself sends to a sandbox, by the bridge's own address: agents are reached so by their ports.
+            last = [f"-I POSTROUTING 1 -s {await self._network.subnet()} ! -o {self._network.bridge} -j {self._out}"]
             await self._restore(
                 chains,
                 filter_jumps=[*await self._old_jumps("filter", self._out, self._in), *first],
