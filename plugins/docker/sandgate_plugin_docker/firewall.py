@@ -5,7 +5,7 @@ Chains of the gateway's own hang in front of what is passed on, and in front of 
     filter DOCKER-USER  --(from our bridge)--> SG-<gateway>      private ranges are closed; then, by the sender's address,
                                                SGB-<box>         one sandbox's own rules, where it has any
     filter INPUT        --(from our bridge)--> SG-<gateway>-IN   nothing on the host itself, the gateway included
-    mangle POSTROUTING  --(our subnet)-------> SG-<gateway>      the same as the first once more
+    mangle POSTROUTING  --(our subnet)-------> SG-<gateway>      the same as the first once more, on the way to elsewhere
 
 DOCKER-USER is the engine's hook for users' rules, where a refusal is told to the sandbox. But whenever anybody makes a network
 the engine takes the hook out for some milliseconds, and one that starts anew puts rules of its own in front of others'. So

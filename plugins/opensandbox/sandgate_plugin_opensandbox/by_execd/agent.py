@@ -31,7 +31,7 @@ from sandgate_agent.processes import Processes
 from sandgate_agent.sandbox import Sandbox
 from sandgate_agent.services.process import ProcessService
 from sandgate_errors import Internal, Unavailable
-from sandgate_plugin_api import AgentAddress
+from sandgate_plugin_api import AgentAddress, to_its_end
 from sandgate_plugin_opensandbox.by_execd.client import Client
 from sandgate_plugin_opensandbox.by_execd.ports import FarPorts
 from sandgate_plugin_opensandbox.by_execd.records import Records
@@ -119,7 +119,8 @@ class FarAgent:
         self._path.unlink(missing_ok=True)
         self._server.add_generic_rpc_handlers((self._health.handler(),))
         self._server.add_insecure_port(f"unix:{self._path}")
-        await self._server.start()
+        # The library takes a start that is broken off for a fault of its own.
+        await to_its_end(self._server.start())
         self._path.chmod(0o600)
 
     async def close(self) -> None:
