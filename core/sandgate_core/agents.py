@@ -109,7 +109,9 @@ class Agents:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     async def init(self, address: AgentAddress, record: SandboxRecord) -> None:
-        """Tell the agent whose sandbox it is in. Raises Internal when it does not answer as an agent does."""
+        """Tell a new agent whose sandbox it is in. Raises Internal when it does not answer as an agent does."""
+        # Another one may have been there before, whose connection has not been seen to end so far.
+        await self.forget(address.target)
         request = agent_pb2.InitRequest(
             sandbox_id=record.id,
             template_id=record.template_id,

@@ -6,12 +6,20 @@ import asyncio
 import json
 import signal
 import sys
+from contextlib import AsyncExitStack
 
+import grpc
+import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from sandgate_api.agent.v1 import agent_pb2_grpc
+from sandgate_core.agents import Agents
+from sandgate_core.records import SandboxRecord
+from sandgate_core.states import State
 from sandgate_errors import DeadlineExceeded, Internal
 from sandgate_plugin_api import AgentAddress, Capability, Placement, Resources, Template
+from tests.core.conftest import Agent
 
 RESOURCES = Resources(cpu_count=1, memory_mb=64, disk_size_mb=64)
 
@@ -149,3 +157,27 @@ async def test_sandbox_that_is_not_ready_in_time_says_why(deployment, backend, r
             await core.owner.create()
         assert await core.owner.ids() == []
     assert backend.agents == {}
+
+
+async def test_new_agent_is_told_and_not_the_one_that_was_at_its_address_before(folder):
+    """A sandbox that starts anew on its files; the connection to what it was need not have ended in that moment."""
+    record = SandboxRecord(
+        id="ibox", owner="o", backend="b", template_id="t", alias="", state=State.RUNNING, created_at=0, timeout=0,
+        resources=RESOURCES, handle={},
+    )  # fmt: skip
+    target, agents = f"unix:{folder}/a.sock", Agents()
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(agents.close)
+        told = []
+        for _ in range(2):
+            agent = Agent("token")
+            server = grpc.aio.server()
+            agent_pb2_grpc.add_AgentServicer_to_server(agent, server)
+            server.add_insecure_port(target)
+            await server.start()
+            closing.push_async_callback(server.stop, 0)
+            await agents.init(AgentAddress(target=target, token="token"), record)
+            told.append(len(agent.inits))
+            # It lives on, where nobody finds it.
+            (folder / "a.sock").rename(folder / f"{len(told)}.sock")
+        assert told == [1, 1]

@@ -174,7 +174,7 @@ class TestCreate:
             raise asyncio.CancelledError
 
         backend.created = fault
-        with pytest.raises(Internal, match="reference"):
+        with pytest.raises(Internal, match="'local' cancelled its own create"):
             await core.owner.create()
         assert not world.boxes
 

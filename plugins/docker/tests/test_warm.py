@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from sandgate_testing.engine import docker
+from sandgate_testing.gateway import wait_until
 
 
 @pytest.fixture
@@ -75,7 +77,10 @@ async def test_one_that_died_a_moment_ago_is_not_given_away(gateway, run, agents
     templates = {"base": {"image": gateway.images.debian(), "warm": 1}}
     async with gateway.backend(templates=templates, agents=agents) as backend:
         (name,) = await filled(backend, 1)
-        os.kill(int(docker("inspect", "-f", "{{.State.Pid}}", name).stdout), signal.SIGKILL)
+        agent = Path("/proc", docker("inspect", "-f", "{{.State.Pid}}", name).stdout.strip(), "stat")
+        os.kill(int(agent.parent.name), signal.SIGKILL)
+        # The signal is on its way at first.
+        wait_until(lambda: not agent.exists() or ") Z" in agent.read_text())
         placement = await gateway.create(backend)
         assert await run(placement, "echo whole") == (0, "whole\n")
         assert name not in gateway.containers()
