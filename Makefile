@@ -40,8 +40,9 @@ ON_DOCKER := --backend docker -o cache_dir=.pytest_cache/docker \
 	$(addprefix tests/journeys/test_,$(addsuffix .py,journey commands files pausing endurance lost_sandbox access secrets ports)) \
 	$(addprefix tests/client/native/test_,$(addsuffix .py,sandbox pausing reattach)) \
 	$(addprefix tests/client/test_,$(addsuffix .py,compatibility exec logs))
-# And on an OpenSandbox server: every official SDK, and what is different where the core holds the ways to agents.
-ON_OPENSANDBOX := --backend opensandbox -o cache_dir=.pytest_cache/opensandbox \
+# And on an OpenSandbox server: every official SDK, and what is different where the core holds the ways to agents. Two of
+# them, as each worker has a server of its own, and all of those list and keep what they have on one engine.
+ON_OPENSANDBOX := --maxprocesses 2 --backend opensandbox -o cache_dir=.pytest_cache/opensandbox \
 	$(addprefix tests/journeys/test_,$(addsuffix .py,journey endurance lost_sandbox pausing two_gateways))
 
 .PHONY: install demo test again lint bench released clean
