@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from sandgate_agent.listeners import LOOPBACK, Listeners
 from sandgate_errors import DataLoss, InvalidArgument, ResourceExhausted, SandboxUnreachable
 
-__all__ = ["Tunnel", "Tunnels"]
+__all__ = ["Admission", "Tunnel", "Tunnels"]
 
 #: Each takes one descriptor here and one in the program that listens.
 _MOST_TUNNELS = 1024
@@ -26,24 +26,18 @@ _PIECE_BYTES = 256 * 1024
 _LARGEST_PORT = 65535
 
 
-class Tunnels:
-    """All tunnels of this agent. ``listeners`` where other sandboxes share the network; None where it is our own."""
+class Admission:
+    """Which ports may be connected to, and by how many at once."""
 
-    def __init__(
-        self, listeners: Listeners | None, *, closed: frozenset[int] = frozenset(), most: int = _MOST_TUNNELS
-    ) -> None:
+    def __init__(self, closed: frozenset[int], *, most: int = _MOST_TUNNELS) -> None:
         """Ports that are ``closed`` are to callers as if nothing listened on them."""
-        self._listeners = listeners
         self._closed = closed
         self._most = most
         self._open = 0
 
-    @contextlib.asynccontextmanager
-    async def open(self, port: int) -> AsyncIterator[Tunnel]:
-        """A tunnel, closed at the end.
-
-        Raises SandboxUnreachable when nothing of this sandbox listens on the port, InvalidArgument, ResourceExhausted.
-        """
+    @contextlib.contextmanager
+    def to(self, port: int) -> Iterator[None]:
+        """For as long as the connection is there. Raises SandboxUnreachable, InvalidArgument, ResourceExhausted."""
         if not 0 < port <= _LARGEST_PORT:
             raise InvalidArgument("a port is a number from 1 to 65535")
         if port in self._closed:
@@ -52,10 +46,28 @@ class Tunnels:
             raise ResourceExhausted(f"there are {self._most} connections to ports of this sandbox already")
         self._open += 1
         try:
-            with await self._connected(port) as sock:
-                yield Tunnel(sock)
+            yield
         finally:
             self._open -= 1
+
+
+class Tunnels:
+    """All tunnels of this agent. ``listeners`` where other sandboxes share the network; None where it is our own."""
+
+    def __init__(
+        self, listeners: Listeners | None, *, closed: frozenset[int] = frozenset(), most: int = _MOST_TUNNELS
+    ) -> None:
+        self._listeners = listeners
+        self._admission = Admission(closed, most=most)
+
+    @contextlib.asynccontextmanager
+    async def open(self, port: int) -> AsyncIterator[Tunnel]:
+        """A tunnel, closed at the end.
+
+        Raises SandboxUnreachable when nothing of this sandbox listens on the port, InvalidArgument, ResourceExhausted.
+        """
+        with self._admission.to(port), await self._connected(port) as sock:
+            yield Tunnel(sock)
 
     async def _connected(self, port: int) -> socket.socket:
         for pause in (*_PAUSES, None):

@@ -13,14 +13,13 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from sandgate_errors import DataLoss, InvalidArgument, ResourceExhausted, SandboxUnreachable
+from sandgate_agent.tunnels import Admission
+from sandgate_errors import DataLoss, InvalidArgument, SandboxUnreachable
 from sandgate_plugin_opensandbox.by_execd.client import Client
 from sandgate_plugin_opensandbox.server import Endpoint
 
 __all__ = ["FarPorts", "FarTunnel"]
 
-_MOST_TUNNELS = 1024
-_LARGEST_PORT = 65535
 #: Seconds.
 _CONNECT_LIMIT = 10.0
 _PIECE = 256 * 1024
@@ -33,31 +32,20 @@ class FarPorts:
     """All ports of one sandbox (``sandgate_agent.services.agent.Ports``)."""
 
     def __init__(self, client: Client, *, closed: frozenset[int], tls: Callable[[], ssl.SSLContext]) -> None:
-        """Ports that are ``closed`` are to callers as if nothing listened on them."""
         self._client = client
-        self._closed = closed
+        self._admission = Admission(closed)
         self._tls = tls
-        self._open = 0
 
     @contextlib.asynccontextmanager
     async def open(self, port: int) -> AsyncIterator[FarTunnel]:
         """A tunnel, closed at the end. Raises SandboxUnreachable, InvalidArgument, ResourceExhausted."""
-        if not 0 < port <= _LARGEST_PORT:
-            raise InvalidArgument("a port is a number from 1 to 65535")
-        if port in self._closed:
-            raise SandboxUnreachable(f"nothing listens on port {port}")
-        if self._open >= _MOST_TUNNELS:
-            raise ResourceExhausted(f"there are {_MOST_TUNNELS} connections to ports of this sandbox already")
-        self._open += 1
-        try:
+        with self._admission.to(port):
             endpoint = await self._client.endpoint(port)
             reader, writer = await self._connected(endpoint)
             try:
                 yield FarTunnel(reader, writer, endpoint)
             finally:
                 writer.transport.abort()
-        finally:
-            self._open -= 1
 
     async def _connected(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         parts = urlsplit(endpoint.base)
